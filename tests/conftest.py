@@ -9,7 +9,9 @@ control), and an ignored signal is handed down to everything that a test starts.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.support import fake_nvml as fake_nvml_library
 from tests.support.figures import Figures
 from tests.support.shards import dealt
+from tests.support.tables import needs_only_rows, table_of, wants_items
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,12 +58,13 @@ _POPEN_EXIT = subprocess.Popen.__exit__
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take `--figures`, `--eager-hangs`, `--standbys` and `--shard`."""
+    """Take `--figures`, `--eager-hangs`, `--standbys`, `--rows` and `--shard`."""
     parser.addoption("--figures", action="store_true", help="assert what may be spent, too: for `-m bench` on an idle machine")
     parser.addoption(
         "--eager-hangs", action="store_true", help="each supervised run ends what hangs, by limits ten times shorter: none may"
     )
     parser.addoption("--standbys", action="store_true", help="each supervised run has standbys; else only those of tests that ask for them")
+    parser.addoption("--rows", action="store_true", help="each row of a parametrised test is an item of its own, as with -k")
     parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
 
 
@@ -113,6 +118,17 @@ def pytest_collection() -> Iterator[object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> pytest.Item | None:
+    """Make one item of a parametrised test that takes nothing but its rows (`tests/support/tables.py`)."""
+    if not isinstance(collector, pytest.Module) or not inspect.isfunction(obj) or not name.startswith("test"):
+        return None
+    if wants_items(collector.config) or any(collector.iter_markers()) or (table := table_of(obj)) is None:
+        return None
+    item = pytest.Function.from_parent(collector, name=name, callobj=table)
+    return item if needs_only_rows(item) else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -171,3 +187,20 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give the fake NVML, which is built once."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to build the fake NVML with")
+    return fake_nvml_library.build(compiler, tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def fake_nvml(fake_library: Path, tmp_path: Path) -> fake_nvml_library.FakeNvml:
+    """Give two GPUs that a test changes."""
+    fake = fake_nvml_library.FakeNvml(fake_library, tmp_path / "state")
+    fake.set(gpus=2)
+    return fake

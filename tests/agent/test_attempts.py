@@ -20,8 +20,8 @@ pytestmark = pytest.mark.process
 
 
 def facts(where: Path, attempt: int, rank: int) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((where / f"facts-{attempt}-{rank}").read_text())
-    return found
+    document: dict[str, Any] = json.loads((where / f"facts-{attempt}-{rank}").read_text())
+    return document
 
 
 @pytest.mark.slow

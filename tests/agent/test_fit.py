@@ -56,11 +56,11 @@ print(json.dumps([fits, told, missing()]))
 def test_every_row_of_the_self_check_bites_and_the_installed_torch_fits(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", BEND], cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603  our own text
     assert done.returncode == 0, done.stderr
-    fits, told, after = json.loads(done.stdout)
+    fits, document, after = json.loads(done.stdout)
     assert fits == after == []
-    assert [name for name, misfit in told.items() if not misfit] == []
-    assert {how.rpartition(" ")[2] for how in told} == {"renamed", "arguments", "nothing"}
-    assert len(told) > 40
+    assert [name for name, misfit in document.items() if not misfit] == []
+    assert {how.rpartition(" ")[2] for how in document} == {"renamed", "arguments", "nothing"}
+    assert len(document) > 40
 
 
 #: As a new torch would come: a name is gone once its module is imported.

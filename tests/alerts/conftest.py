@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import http.server
 import json
 import socket
-import ssl
 import struct
 import subprocess
 import threading
@@ -24,8 +22,10 @@ from supervisor.alerts.sender import AlertSender, RetryPace, Undelivered
 from supervisor.alerts.spool import AlertState
 from supervisor.alerts.threads import single
 from supervisor.core.model import Cause
+from tests.support.http_serving import QuietHandler, served
 
 if TYPE_CHECKING:
+    import http.server
     from collections.abc import Callable, Iterator
 
     from supervisor.alerts.sender import Log as LogCall
@@ -143,11 +143,11 @@ class Endpoint:
 
 
 @contextlib.contextmanager
-def served(certificate: Path | None = None) -> Iterator[Endpoint]:
+def served_endpoint(certificate: Path | None = None) -> Iterator[Endpoint]:
     """Serve an endpoint; with `certificate` by https."""
     scripted = Endpoint(scheme="http" if certificate is None else "https")
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             try:
                 scripted.answer(self)
@@ -160,27 +160,11 @@ def served(certificate: Path | None = None) -> Iterator[Endpoint]:
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    class Server(http.server.ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            """Say nothing: the sender went away."""
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        if certificate is not None:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        scripted.port = server.server_port
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    with served(Handler, certificate) as scripted.port:
         try:
             yield scripted
         finally:
             scripted.stop.set()
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +201,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def serve() -> Iterator[Callable[..., Endpoint]]:
     """Return what makes one more endpoint."""
     with contextlib.ExitStack() as stack:
-        yield lambda certificate=None: stack.enter_context(served(certificate))
+        yield lambda certificate=None: stack.enter_context(served_endpoint(certificate))
 
 
 @pytest.fixture
@@ -276,14 +260,3 @@ def alert() -> Callable[..., OutgoingAlert]:
         )
 
     return make
-
-
-@pytest.fixture
-def wait_until() -> Callable[..., None]:
-    def wait(condition: Callable[[], object], deadline_s: float = 20.0) -> None:
-        until = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < until, "the condition did not come true in time"
-            time.sleep(0.005)
-
-    return wait

@@ -114,7 +114,7 @@ def test_pagerdutys_own_client_sends_what_we_send(
     monkeypatch.setenv("SSL_CERT_FILE", trusted)
     endpoint.script, endpoint.answer_body = [(202, {})], b'{"status":"success","dedup_key":"ab"}'
     sink = sinks.make(SinkOptions("pagerduty", endpoint.url, b"R0UTING", detail=detail))
-    written = [request for one in notifications for request in sink.requests(one)]
+    written = [request for notification in notifications for request in sink.requests(notification)]
     assert {sink.deliver(request.event_id, request.body, 20.0) for request in written} == {Delivered()}
     ours = [json.loads(request.body) for request in endpoint.received]
     endpoint.received.clear()

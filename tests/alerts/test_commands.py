@@ -86,8 +86,8 @@ def test_status_v_shows_what_was_sent_refused_and_waits(refused: Path, capfd: py
     assert out.count("ops waiting: ") == 1
     assert "RESTARTS BY ITSELF: bert: native code accessed invalid memory" in " ".join(out.split())
     assert main(["status", "--verbose", "--json"]) == 0
-    shown = json.loads(capfd.readouterr().out)
-    assert [(row["sink"], row["state"], row["answer"]) for row in shown["alert_list"]] == [
+    document = json.loads(capfd.readouterr().out)
+    assert [(row["sink"], row["state"], row["answer"]) for row in document["alert_list"]] == [
         ("slack", "refused", "status 400: no_service"),
         ("slack", "refused", "status 404: no_service"),
         ("slack", "sent", None),

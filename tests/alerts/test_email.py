@@ -23,6 +23,7 @@ from supervisor.alerts.text import AlertDetail
 from supervisor.alerts.threads import Notification, NotificationState, single
 from supervisor.core.values import replace
 from supervisor.errors import SuperviseError
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -195,9 +196,7 @@ def test_what_is_no_mail_server_refuses_nothing(greeting: bytes, reason: str, al
         assert target.deliver(request.event_id, request.body, 20) == DeliveryDeferred(reason)
 
 
-def test_a_server_that_drips_its_greeting_leaves_no_thread_behind(
-    alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
-) -> None:
+def test_a_server_that_drips_its_greeting_leaves_no_thread_behind(alert: Callable[..., OutgoingAlert]) -> None:
     stop = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -211,7 +210,7 @@ def test_a_server_that_drips_its_greeting_leaves_no_thread_behind(
         target = sinks.make(SinkOptions("email", f"smtp://127.0.0.1:{listener.getsockname()[1]}", to=("a@b",)))
         (request,) = target.requests(single(alert()))
         assert target.deliver(request.event_id, request.body, 0.5) == DeliveryDeferred("no answer within 0.5 s")
-        wait_until(lambda: not [thread for thread in threading.enumerate() if thread.name == "alert-email"])
+        wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "alert-email"])
         stop.set()
         dripping.join()
 

@@ -17,8 +17,9 @@ from supervisor.alerts.sinks.chat import HttpSink
 from supervisor.alerts.sinks.webhook import bodies
 from supervisor.alerts.threads import single
 from supervisor.run.alerting import DELIVERY_S
-from tests.alerts.conftest import ident, kept, served
+from tests.alerts.conftest import ident, kept, served_endpoint
 from tests.support.small_disks import small_disk
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +68,6 @@ def test_after_a_day_without_its_receiver_each_alert_is_there_once_and_in_order(
     log: Log,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., None],
 ) -> None:
     clock = ShortClock(DAY_S / 2.0, monkeypatch)
     sender = AlertSender(tmp_path, DELIVERY_S, log, RetryPace())
@@ -79,29 +79,28 @@ def test_after_a_day_without_its_receiver_each_alert_is_there_once_and_in_order(
     for number, hourly in enumerate(alerts, 1):
         for queue in (away, healthy):
             sender.enqueue(queue, single(hourly))
-        wait_until(lambda number=number: clock.now() >= number * DAY_S / 48)
-    wait_until(lambda: len(endpoint.received) == len(alerts))
+        wait_for(lambda number=number: clock.now() >= number * DAY_S / 48)
+    wait_for(lambda: len(endpoint.received) == len(alerts))
     assert kept(tmp_path, sink="away") == [ident(hourly) for hourly in alerts], "the receiver that is away has lost none"
     tries = away.tries
     assert 10 < tries < DAY_S, "it is tried, and not all the time"
     failures = [fields for event, fields in log.events if event == "alert.failed delayed"]
     assert len(failures) <= 2 + tries.bit_length(), "a day is a dozen lines in the log"
-    with served() as back:
+    with served_endpoint() as back:
         away.sink = HttpSink(back.url, bodies)  # it is back
-        wait_until(lambda: len(back.received) == len(alerts))
+        wait_for(lambda: len(back.received) == len(alerts))
         assert [request.event_id for request in back.received] == [ident(hourly) for hourly in alerts]
-        wait_until(lambda: kept(tmp_path, "sent", "away") == [ident(hourly) for hourly in alerts])
+        wait_for(lambda: kept(tmp_path, "sent", "away") == [ident(hourly) for hourly in alerts])
         assert sender.close(60.0) == 0
     assert sender.undelivered() == []
 
 
-def test_a_receiver_that_takes_30_s_gets_each_alert_and_holds_nobody_up(  # noqa: PLR0913, PLR0917 - fixtures
+def test_a_receiver_that_takes_30_s_gets_each_alert_and_holds_nobody_up(
     serve: Callable[..., Endpoint],
     alert: Callable[..., OutgoingAlert],
     log: Log,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., None],
 ) -> None:
     clock = ShortClock(50.0, monkeypatch)
     slow, quick = serve(), serve()
@@ -113,12 +112,12 @@ def test_a_receiver_that_takes_30_s_gets_each_alert_and_holds_nobody_up(  # noqa
     for one in alerts:
         for queue in queues:
             sender.enqueue(queue, single(one))
-    wait_until(lambda: len(quick.received) == len(alerts))
+    wait_for(lambda: len(quick.received) == len(alerts))
     assert not [fields for event, fields in log.events if event == "alert.sent" and fields["sink"] == "slow"], "nobody waited for it"
-    wait_until(lambda: kept(tmp_path, "sent", "slow") == [ident(one) for one in alerts])
+    wait_for(lambda: kept(tmp_path, "sent", "slow") == [ident(alert) for alert in alerts])
     times = Counter(request.event_id for request in slow.received)
     assert times[ident(alerts[0])] <= 5, "how long it takes is learned with the first alert"
-    assert [times[ident(one)] for one in alerts[1:]] == [1, 1], "and later ones are not repeated"
+    assert [times[ident(alert)] for alert in alerts[1:]] == [1, 1], "and later ones are not repeated"
     assert sender.close(60.0) == 0
 
 
@@ -129,7 +128,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_spool_on_a_disk_that_is_full_sends_all_the_same_and_is_whole_once_there_is_room(
-    disk: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, wait_until: Callable[..., None]
+    disk: Path, endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log
 ) -> None:
     filler = disk / "filler"
     sender = AlertSender(disk, DELIVERY_S, log, RetryPace())
@@ -139,10 +138,10 @@ def test_a_spool_on_a_disk_that_is_full_sends_all_the_same_and_is_whole_once_the
         while file.write(bytes(4096)):
             pass
     sender.enqueue(queue, single(alert(1)))
-    wait_until(lambda: len(endpoint.received) == 1)
-    wait_until(lambda: log.count("alert.failed unsaved") == 1)
+    wait_for(lambda: len(endpoint.received) == 1)
+    wait_for(lambda: log.count("alert.failed unsaved") == 1)
     assert log.last("alert.failed unsaved") == {"reason": "No space left on device"}
     filler.unlink()
     sender.enqueue(queue, single(alert(2)))
-    wait_until(lambda: kept(disk, "sent") == [ident(alert(1)), ident(alert(2))])
+    wait_for(lambda: kept(disk, "sent") == [ident(alert(1)), ident(alert(2))])
     assert sender.close(60.0) == 0

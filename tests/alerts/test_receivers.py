@@ -14,6 +14,7 @@ from supervisor.alerts.router import AlertFilter, AlertRouter
 from supervisor.alerts.sender import AlertSender, RetryPace
 from supervisor.alerts.sinks import Delivered, DeliveryDeferred, DeliveryRefused, SinkOptions
 from tests.support.figures import within
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,13 +42,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noqa: PLR0913, PLR0917 - fixtures
+def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(
     name: str,
     serve: Callable[..., Endpoint],
     alert: Callable[..., OutgoingAlert],
     log: Log,
     tmp_path: Path,
-    wait_until: Callable[..., None],
 ) -> None:
     status, headers, outcome, reason = BAD[name]
     deadline_s = 0.5 if "0.5 s" in reason else 20.0  # what is not slow is not called slow on a busy machine
@@ -60,14 +60,14 @@ def test_a_bad_receiver_gets_its_alert_or_is_reported_and_costs_no_other(  # noq
     router.enqueue(alert())
     router.tick(time.time())
     event = {"sent": "alert.sent"}.get(outcome, f"alert.failed {outcome}")
-    wait_until(lambda: [fields for logged, fields in log.events if logged == event and fields["sink"] == "slack"])
-    wait_until(lambda: good.received)
+    wait_for(lambda: [fields for logged, fields in log.events if logged == event and fields["sink"] == "slack"])
+    wait_for(lambda: good.received)
     (first, *_) = (fields for logged, fields in log.events if logged == event and fields["sink"] == "slack")
     assert first.get("reason", "") == reason
     if outcome == "delayed":  # it comes to its senses
-        wait_until(lambda: len(endpoint.received) > 1)
+        wait_for(lambda: len(endpoint.received) > 1)
         endpoint.script = [(200, {})]
-        wait_until(lambda: [fields for logged, fields in log.events if logged == "alert.sent" and fields["sink"] == "slack"])
+        wait_for(lambda: [fields for logged, fields in log.events if logged == "alert.sent" and fields["sink"] == "slack"])
     began = time.monotonic()
     router.close(time.time(), 60.0)
     assert within(2.0, since=began)

@@ -12,10 +12,9 @@ import pytest
 
 from tests.alerts.conftest import kept
 from tests.support.few import few
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from conftest import Endpoint
 
 
@@ -36,11 +35,11 @@ sys.exit(sender.close(25.0))
 
 @pytest.mark.process
 @pytest.mark.parametrize("strike", few(range(3)))
-def test_killed_between_write_and_send(strike: int, tmp_path: Path, endpoint: Endpoint, wait_until: Callable[..., None]) -> None:
+def test_killed_between_write_and_send(strike: int, tmp_path: Path, endpoint: Endpoint) -> None:
     endpoint.script = [(0, {})]  # accepts, never answers
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "state"), endpoint.url]
     with subprocess.Popen([*command, "raise"], cwd=ROOT) as first:  # noqa: S603 - our own program
-        wait_until(lambda: endpoint.received and kept(tmp_path / "state"))
+        wait_for(lambda: endpoint.received and kept(tmp_path / "state"))
         first.send_signal(signal.SIGKILL)
         assert first.wait(60) == -signal.SIGKILL
     endpoint.script = [(200, {})]

@@ -41,20 +41,20 @@ CHATS = ("slack", "pagerduty", "discord", "teams", "alertmanager")
 
 @pytest.fixture
 def router(tmp_path: Path, log: Log) -> Iterator[Callable[..., AlertRouter]]:
-    made: list[AlertRouter] = []
+    alert_routers: list[AlertRouter] = []
 
     def make(targets: dict[str, str], wanted: AlertFilter = EVERYTHING, **options: Any) -> AlertRouter:  # noqa: ANN401  of a sink
-        one = AlertRouter(0.0, AlertSender(tmp_path, 20.0, log, FAST))
+        alert_router = AlertRouter(0.0, AlertSender(tmp_path, 20.0, log, FAST))
         for kind, url in targets.items():
             sink = sinks.make(SinkOptions(kind, url, ROUTING_KEY.encode() if kind in {"pagerduty", "webhook"} else None, **options))
-            one.add(kind, sink, wanted)
-        one.sender.start()
-        made.append(one)
-        return one
+            alert_router.add(kind, sink, wanted)
+        alert_router.sender.start()
+        alert_routers.append(alert_router)
+        return alert_router
 
     yield make
-    for one in made:
-        one.close(time.time(), 1.0)
+    for alert_router in alert_routers:
+        alert_router.close(time.time(), 1.0)
 
 
 @pytest.fixture
@@ -77,41 +77,41 @@ def refused(tmp_path: Path) -> list[spool.KeptAlert]:
 def test_every_kind_takes_what_it_is_sent(
     router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert]
 ) -> None:
-    one = router(dict.fromkeys(("webhook", *CHATS), endpoint.url))
+    alert_router = router(dict.fromkeys(("webhook", *CHATS), endpoint.url))
     for event in (AlertEvent.OPENED, AlertEvent.GIVEN_UP):
-        one.enqueue(happened(event))
-    one.close(time.time(), 60)
-    assert one.undelivered() == []
-    got = bodies(endpoint)
-    assert [(body["event"], body["also"]) for body in got if body.get("version") == 1] == [("given_up", ["opened"])]
-    assert [body["event_action"] for body in got if "event_action" in body] == ["trigger"]
-    assert [body["routing_key"] for body in got if "event_action" in body] == [ROUTING_KEY]
-    assert len(got) == 1 + len(CHATS), "opened and given_up of one instant are one message"
+        alert_router.enqueue(happened(event))
+    alert_router.close(time.time(), 60)
+    assert alert_router.undelivered() == []
+    messages = bodies(endpoint)
+    assert [(body["event"], body["also"]) for body in messages if body.get("version") == 1] == [("given_up", ["opened"])]
+    assert [body["event_action"] for body in messages if "event_action" in body] == ["trigger"]
+    assert [body["routing_key"] for body in messages if "event_action" in body] == [ROUTING_KEY]
+    assert len(messages) == 1 + len(CHATS), "opened and given_up of one instant are one message"
 
 
 def test_a_filter_of_severity_lets_the_end_of_what_it_let_through_pass_and_no_other(
-    router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
+    router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert]
 ) -> None:
-    one = router({"slack": endpoint.url}, AlertFilter(AlertSeverity.CRITICAL))
-    one.enqueue(happened(AlertEvent.OPENED))
-    one.enqueue(happened(AlertEvent.RESOLVED))
-    one.tick(time.time() + 100)
-    one.enqueue(happened(AlertEvent.OPENED, 2))
-    one.enqueue(happened(AlertEvent.GIVEN_UP, 2))
-    one.tick(time.time() + 100)
-    one.clear("incident", time.time())
-    one.tick(time.time() + 100)
-    wait_until(lambda: len(endpoint.received) == 2)
+    alert_router = router({"slack": endpoint.url}, AlertFilter(AlertSeverity.CRITICAL))
+    alert_router.enqueue(happened(AlertEvent.OPENED))
+    alert_router.enqueue(happened(AlertEvent.RESOLVED))
+    alert_router.tick(time.time() + 100)
+    alert_router.enqueue(happened(AlertEvent.OPENED, 2))
+    alert_router.enqueue(happened(AlertEvent.GIVEN_UP, 2))
+    alert_router.tick(time.time() + 100)
+    alert_router.clear("incident", time.time())
+    alert_router.tick(time.time() + 100)
+    wait_for(lambda: len(endpoint.received) == 2)
     assert [body["text"].split(":")[0] for body in bodies(endpoint)] == ["NEEDS YOU", "OVER"]
 
 
 def test_the_start_and_the_end_of_a_run_are_sent_where_they_are_wanted(
     router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert]
 ) -> None:
-    one = router({"discord": endpoint.url}, AlertFilter(runs=True))
-    one.enqueue(happened(AlertEvent.DISK_FILLING))
-    one.enqueue(happened(AlertEvent.RUN_STARTED))
-    one.close(time.time(), 60)
+    alert_router = router({"discord": endpoint.url}, AlertFilter(runs=True))
+    alert_router.enqueue(happened(AlertEvent.DISK_FILLING))
+    alert_router.enqueue(happened(AlertEvent.RUN_STARTED))
+    alert_router.close(time.time(), 60)
     titles = [body["content"] for body in bodies(endpoint)]
     assert sorted(titles) == [
         "INFO: bert on gpu-7: the run started",
@@ -124,14 +124,13 @@ def test_a_sink_that_never_answers_delays_no_other(
     endpoint: Endpoint,
     closed_port: int,
     happened: Callable[..., OutgoingAlert],
-    wait_until: Callable[..., None],
 ) -> None:
-    one = router({"slack": f"http://127.0.0.1:{closed_port}/x", "discord": endpoint.url})
-    one.enqueue(happened(AlertEvent.OPENED))
-    one.tick(time.time() + 100)
-    wait_until(lambda: len(endpoint.received) == 1)
-    one.close(time.time(), 60)
-    (left,) = one.undelivered()
+    alert_router = router({"slack": f"http://127.0.0.1:{closed_port}/x", "discord": endpoint.url})
+    alert_router.enqueue(happened(AlertEvent.OPENED))
+    alert_router.tick(time.time() + 100)
+    wait_for(lambda: len(endpoint.received) == 1)
+    alert_router.close(time.time(), 60)
+    (left,) = alert_router.undelivered()
     assert (left.name, left.count, left.reason) == ("slack", 1, "Connection refused")
 
 
@@ -141,9 +140,9 @@ def test_a_refused_alert_is_kept_with_the_services_answer_and_without_its_secret
 ) -> None:
     endpoint.script = [(400, {})]
     endpoint.answer_body = f"invalid_payload\x1b[31m at {endpoint.url} for {ROUTING_KEY} and T0P-SECRET".encode()
-    one = router({kind: endpoint.url})
-    one.enqueue(happened(AlertEvent.GIVEN_UP))
-    one.close(time.time(), 60)
+    alert_router = router({kind: endpoint.url})
+    alert_router.enqueue(happened(AlertEvent.GIVEN_UP))
+    alert_router.close(time.time(), 60)
     (letter,) = refused(tmp_path)
     assert letter.reason.startswith("status 400: invalid_payload [31m at http://127.0.0.1")
     assert letter.title.startswith("NEEDS YOU: bert on gpu-7")
@@ -198,12 +197,14 @@ def test_after_kill_9_with_a_full_outbox_each_alert_is_delivered_or_counted(tmp_
     assert f"; {600 - spool.CAP} for webhook were dropped, the last at " in summary(tmp_path, "")
     done = subprocess.run([*command, endpoint.url, "next"], cwd=ROOT, timeout=120, check=False, capture_output=True)  # noqa: S603  our own program
     assert done.returncode == 0, done.stderr
-    got = bodies(endpoint)
-    sent = [body["event_id"] for body in got if "event_id" in body]
+    messages = bodies(endpoint)
+    sent = [body["event_id"] for body in messages if "event_id" in body]
     lost = [event_id for event_id in left if event_id not in sent]
     assert len(lost) == count_dropped(place) - (600 - spool.CAP), "what was gathered had no room"
     assert sent[:-1] == [event_id for event_id in left if event_id not in lost]
-    assert [body["text"].split(":")[0] for body in got if "attachments" in body] == ["RESTARTS BY ITSELF"], "what was gathered and not sent"
+    assert [body["text"].split(":")[0] for body in messages if "attachments" in body] == ["RESTARTS BY ITSELF"], (
+        "what was gathered and not sent"
+    )
 
 
 @pytest.mark.slow
@@ -211,27 +212,27 @@ def test_ten_thousand_events_take_bounded_memory_delay_nobody_and_are_all_accoun
     router: Callable[..., AlertRouter], endpoint: Endpoint, happened: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     endpoint.script = [(503, {})]
-    one = router({"webhook": endpoint.url, "slack": endpoint.url})
+    alert_router = router({"webhook": endpoint.url, "slack": endpoint.url})
     first = happened(AlertEvent.OPENED)
     tracemalloc.start()
     before, began = tracemalloc.get_traced_memory()[0], time.monotonic()
     for n in range(10_000):
-        one.enqueue(replace(first, incident=n, attempt=n))
+        alert_router.enqueue(replace(first, incident=n, attempt=n))
     assert within(10.0, since=began), "a millisecond for each, at most"
-    one.tick(time.time() + 100)
+    alert_router.tick(time.time() + 100)
     for n in range(10_000):
-        one.sender.enqueue(one.routes[0].queue, single(replace(first, incident=n, attempt=n)))
+        alert_router.sender.enqueue(alert_router.routes[0].queue, single(replace(first, incident=n, attempt=n)))
     peak = tracemalloc.get_traced_memory()[1] - before
     tracemalloc.stop()
     assert peak < 8 << 20, f"{peak} bytes: 10,000 alerts that are kept take about 20 MB"
     assert len(kept(tmp_path)) <= spool.CAP + 1
     endpoint.script = [(200, {})]
-    one.close(time.time(), 60)
+    alert_router.close(time.time(), 60)
     sent = [fields for name, fields in log.events if name == "alert.sent" and fields["sink"] == "webhook"]
     dropped = log.last("alert.dropped")["total"]
     assert len(sent) + dropped == 10_001, "the messages, and one thread"
     assert count_dropped(tmp_path) == dropped
-    assert [left.dropped for left in one.undelivered()] == [dropped]
+    assert [left.dropped for left in alert_router.undelivered()] == [dropped]
     assert len({body["text"] for body in bodies(endpoint) if "attachments" in body}) == 1
 
 

@@ -24,7 +24,7 @@ from supervisor.core.values import replace
 from supervisor.report.log_events import LogEvent
 from tests.alerts.conftest import OneSink, count_dropped, ident, kept
 from tests.support.figures import is_within, within
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,13 +87,13 @@ def test_alerts_arrive_in_order(
 
 
 def test_500_then_200_is_the_same_alert_again(
-    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, wait_until: Callable[..., None]
+    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log
 ) -> None:
     endpoint.script = [(500, {}), (502, {}), (200, {})]
     sender = begin(endpoint.url)
     sender.enqueue(alert(1))
     sender.enqueue(alert(2))
-    wait_until(lambda: log.count("alert.sent") == 2)
+    wait_for(lambda: log.count("alert.sent") == 2)
     ids = [ident(alert(1))] * 3 + [ident(alert(2))]
     assert [request.event_id for request in endpoint.received] == ids
     assert [request.headers["Idempotency-Key"] for request in endpoint.received] == ids
@@ -133,22 +133,20 @@ def test_what_reached_nobody_is_counted_after_the_end(
 
 
 def test_429_waits_as_long_as_it_was_asked_to(
-    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
+    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert]
 ) -> None:
     endpoint.script = [(429, {"Retry-After": "1"}), (200, {})]
     begin(endpoint.url).enqueue(alert())
-    wait_until(lambda: len(endpoint.received) == 2)
+    wait_for(lambda: len(endpoint.received) == 2)
     after_s = endpoint.received[1].at - endpoint.received[0].at
     assert after_s >= 1.0
     assert is_within(after_s, 3.0)
 
 
-def test_retry_after_has_a_cap(
-    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
-) -> None:
+def test_retry_after_has_a_cap(begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert]) -> None:
     endpoint.script = [(429, {"Retry-After": "86400"}), (200, {})]
     begin(endpoint.url).enqueue(alert())
-    wait_until(lambda: len(endpoint.received) == 2)
+    wait_for(lambda: len(endpoint.received) == 2)
 
 
 def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
@@ -202,16 +200,16 @@ def test_a_process_that_closes_at_once_sends_what_was_left(
 
 
 def test_a_try_that_was_under_way_at_the_end_is_not_the_last_one(
-    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
+    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert]
 ) -> None:
     endpoint.script = [(0, {}), (200, {})]
     sender = begin(endpoint.url, deadline_s=30.0)
     for number in range(3):
         sender.enqueue(alert(number))
-    wait_until(lambda: endpoint.received)
+    wait_for(lambda: endpoint.received)
     closing = threading.Thread(target=sender.close, args=(20.0,))
     closing.start()
-    wait_until(lambda: sender.sender._closing_at is not None)  # noqa: SLF001 - the close has begun
+    wait_for(lambda: sender.sender._closing_at is not None)  # noqa: SLF001 - the close has begun
     endpoint.stop.set()  # no answer to the first
     closing.join(30)
     assert sender.undelivered() is None
@@ -220,12 +218,12 @@ def test_a_try_that_was_under_way_at_the_end_is_not_the_last_one(
 
 @pytest.mark.bench
 def test_close_keeps_its_deadline_against_an_endpoint_that_never_answers(
-    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], wait_until: Callable[..., None]
+    begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert]
 ) -> None:
     endpoint.script = [(0, {})]
     sender = begin(endpoint.url, deadline_s=30)
     sender.enqueue(alert())
-    wait_until(lambda: endpoint.received)
+    wait_for(lambda: endpoint.received)
     sender.enqueue(alert(2))  # which the sending thread never takes: it waits for the answer to the first
     started = time.monotonic()
     assert sender.close(0.5) == 2
@@ -260,18 +258,17 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
         hung_disk.release()
 
 
-def test_an_alert_gets_out_while_the_disk_hangs(  # noqa: PLR0913, PLR0917 - fixtures
+def test_an_alert_gets_out_while_the_disk_hangs(
     begin: Callable[..., OneSink],
     endpoint: Endpoint,
     alert: Callable[..., OutgoingAlert],
     tmp_path: Path,
     hung_disk: HungDisk,
-    wait_until: Callable[..., None],
 ) -> None:
     sender = begin(endpoint.url)
     for number in range(3):
         sender.enqueue(alert(number))
-    wait_until(lambda: len(endpoint.received) == 3)
+    wait_for(lambda: len(endpoint.received) == 3)
     hung_disk.release()
     assert sender.close(60) == 0
     assert [request.event_id for request in endpoint.received] == [ident(alert(number)) for number in range(3)]
@@ -285,7 +282,6 @@ def test_a_full_disk_keeps_alerts_in_memory_and_is_reported_once(  # noqa: PLR09
     log: Log,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., None],
 ) -> None:
     endpoint.script = [(503, {})]
     full = True
@@ -300,17 +296,17 @@ def test_a_full_disk_keeps_alerts_in_memory_and_is_reported_once(  # noqa: PLR09
     sender = begin(endpoint.url)
     for number in range(3):
         sender.enqueue(alert(number))
-    wait_until(lambda: log.count("alert.failed delayed") >= 2)
+    wait_for(lambda: log.count("alert.failed delayed") >= 2)
     assert log.count("alert.failed unsaved") == 1
     assert log.last("alert.failed unsaved") == {"reason": "No space left on device"}
     assert kept(tmp_path / "state") == []
     full = False
     sender.enqueue(alert(3))  # the disk has room again: what was in memory is written, in its order
-    wait_until(lambda: len(kept(tmp_path / "state")) == 4)
+    wait_for(lambda: len(kept(tmp_path / "state")) == 4)
     order = kept(tmp_path / "state")
     assert order == [ident(alert(number)) for number in range(4)]
     endpoint.script = [(200, {})]
-    wait_until(lambda: log.count("alert.sent") == 4)
+    wait_for(lambda: log.count("alert.sent") == 4)
     assert [request.event_id for request in endpoint.received[-4:]] == order
 
 
@@ -333,17 +329,16 @@ def test_over_the_cap_the_oldest_that_nobody_has_seen_are_dropped_and_counted(  
     log: Log,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., None],
 ) -> None:
     monkeypatch.setattr("supervisor.alerts.sender.CAP", 4)
     endpoint.script = [(0, {}), (200, {})]
     sender = begin(endpoint.url)
     sender.enqueue(alert(0))
-    wait_until(lambda: endpoint.received)  # it may have arrived: dropping it would be wrong
+    wait_for(lambda: endpoint.received)  # it may have arrived: dropping it would be wrong
     for number in range(1, 7):
         sender.enqueue(alert(number))
     endpoint.stop.set()  # no answer to the first
-    wait_until(lambda: log.count("alert.sent") == 4 and not kept(tmp_path / "state"))
+    wait_for(lambda: log.count("alert.sent") == 4 and not kept(tmp_path / "state"))
     assert [request.event_id for request in endpoint.received] == [ident(alert(number)) for number in (0, 0, 4, 5, 6)]
     assert log.last("alert.dropped")["total"] == 3
     assert count_dropped(tmp_path / "state") == 3
@@ -353,13 +348,12 @@ def test_over_the_cap_the_oldest_that_nobody_has_seen_are_dropped_and_counted(  
     assert left.dropped == 3
 
 
-def test_a_flood_while_the_disk_hangs_keeps_the_newest_and_counts_the_others(  # noqa: PLR0913, PLR0917 - fixtures
+def test_a_flood_while_the_disk_hangs_keeps_the_newest_and_counts_the_others(
     begin: Callable[..., OneSink],
     endpoint: Endpoint,
     alert: Callable[..., OutgoingAlert],
     tmp_path: Path,
     hung_disk: HungDisk,
-    wait_until: Callable[..., None],
 ) -> None:
     endpoint.script = [(503, {})]
     sender = begin(endpoint.url)
@@ -368,7 +362,7 @@ def test_a_flood_while_the_disk_hangs_keeps_the_newest_and_counts_the_others(  #
     for number in range(1, 3000):
         sender.enqueue(alert(number))
     hung_disk.release()
-    wait_until(lambda: len(kept(tmp_path / "state")) == CAP and count_dropped(tmp_path / "state") == 3000 - CAP)
+    wait_for(lambda: len(kept(tmp_path / "state")) == CAP and count_dropped(tmp_path / "state") == 3000 - CAP)
     newest = {ident(alert(number)) for number in range(3000 - CAP + 1, 3000)}
     assert newest <= set(kept(tmp_path / "state")), "at most one older one, which was being tried"
 

@@ -192,7 +192,7 @@ def test_limits_that_are_of_whole_messages(notification: Callable[..., Notificat
 @pytest.mark.parametrize("kind", [*FIELDS, "exec", "webhook", "email", "apprise"])
 def test_paths_and_lines_leave_the_machine_only_where_that_was_asked_for(kind: str, notification: Callable[..., Notification]) -> None:
     for detail in AlertDetail:
-        bodies = b"".join(one.body for one in sink(kind, detail).requests(notification())).decode()
+        bodies = b"".join(request.body for request in sink(kind, detail).requests(notification())).decode()
         leaks = [word for word in ("alice", "CANARY", "Traceback", "secret-project") if word in bodies]
         assert bool(leaks) is (detail is AlertDetail.LINES), (detail, leaks)
         assert ("gpu-7" in bodies) is (detail is not AlertDetail.NONE)
@@ -361,7 +361,7 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
 def test_an_odd_job_name_fits_every_service(kind: str, notification: Callable[..., Notification]) -> None:
     sent = notification()
     odd = replace(sent, alert=replace(sent.alert, job="<!channel> @everyone `x`\n/home/bob" + "y" * 5000, cause=Cause.NONE))
-    bodies = b"".join(one.body for one in sink(kind).requests(odd))
+    bodies = b"".join(request.body for request in sink(kind).requests(odd))
     assert b"<!channel>" not in bodies
     assert len(bodies) < 28 << 10
 

@@ -17,7 +17,7 @@ from supervisor.alerts import spool
 from supervisor.alerts.spool import ALERTS, CAP, AlertState, KeptAlert, SpoolWriter
 from tests.alerts.conftest import OneSink, ident, kept
 from tests.support.few import few
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,13 +65,12 @@ def test_of_what_was_sent_and_refused_the_newest_are_kept_and_not_sent_again(  #
     log: Log,
     sink: AlertSink,
     monkeypatch: pytest.MonkeyPatch,
-    wait_until: Callable[..., None],
 ) -> None:
     monkeypatch.setattr("supervisor.alerts.sender.CAP", 4)
     sender = OneSink(tmp_path, sink, 20.0, log)
     for number in range(7):
         sender.enqueue(alert(number))
-        wait_until(lambda number=number: kept(tmp_path, "sent")[-1:] == [ident(alert(number))])
+        wait_for(lambda number=number: kept(tmp_path, "sent")[-1:] == [ident(alert(number))])
     sender.close(20)
     assert kept(tmp_path, "sent") == [ident(alert(number)) for number in range(3, 7)]
     again = OneSink(tmp_path, sink, 20.0, log)

@@ -113,26 +113,26 @@ def module_name(path: Path) -> str:
 
 
 def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Import]:
-    found: list[Import] = []
+    imports: list[Import] = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [Import(module, node.lineno, alias.name) for alias in node.names]
+            imports += [Import(module, node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 anchor = module.split(".")
-                kept = anchor[: len(anchor) - node.level + is_package]
-                base = ".".join([*kept, *([node.module] if node.module else [])])
-            found.append(Import(module, node.lineno, base))
+                depth = anchor[: len(anchor) - node.level + is_package]
+                base = ".".join([*depth, *([node.module] if node.module else [])])
+            imports.append(Import(module, node.lineno, base))
             # `from package import module` imports the module too
-            found += [Import(module, node.lineno, f"{base}.{alias.name}") for alias in node.names if base.split(".")[0] in PACKAGES]
+            imports += [Import(module, node.lineno, f"{base}.{alias.name}") for alias in node.names if base.split(".")[0] in PACKAGES]
         elif (
             isinstance(node, ast.Call)
             and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) in {"__import__", "import_module"}
             and ast.unparse(node.func) in {"__import__", "importlib.import_module", "import_module"}
         ):
-            found += [Import(module, node.lineno, str(arg.value)) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
-    return found
+            imports += [Import(module, node.lineno, str(arg.value)) for arg in node.args[:1] if isinstance(arg, ast.Constant)]
+    return imports
 
 
 def sources() -> list[Path]:
@@ -143,18 +143,18 @@ def sources() -> list[Path]:
 def imports() -> tuple[Import, ...]:
     """Every import of ours: read once, and only where a test asks."""
     return tuple(
-        one for path in sources() for one in imports_of(path.read_text("utf-8"), module_name(path), is_package=path.name == "__init__.py")
+        edge for path in sources() for edge in imports_of(path.read_text("utf-8"), module_name(path), is_package=path.name == "__init__.py")
     )
 
 
-def told(wrong: list[Import]) -> str:
+def listing(wrong: list[Import]) -> str:
     return "\n".join(map(str, wrong))
 
 
 def test_there_is_something_to_look_at() -> None:
-    importers = {one.importer for one in imports()}
+    importers = {edge.importer for edge in imports()}
     assert {"supervisor.core.machine", "supervisor.cli.main", "checkpointing.select"} <= importers
-    assert any(within(one.importer, "supervisor.agent") and one.target.startswith("torch") for one in imports())
+    assert any(within(edge.importer, "supervisor.agent") and edge.target.startswith("torch") for edge in imports())
 
 
 @pytest.mark.parametrize(
@@ -170,27 +170,27 @@ def test_there_is_something_to_look_at() -> None:
     ],
 )
 def test_every_way_to_import_is_seen(source: str, targets: list[str]) -> None:
-    assert [one.target for one in imports_of(source, "supervisor.core.machine")] == targets
+    assert [edge.target for edge in imports_of(source, "supervisor.core.machine")] == targets
 
 
 @pytest.mark.parametrize("package", ["health", "checkpointing"])
 def test_what_stands_alone_never_imports_the_supervisor(package: str) -> None:
-    wrong = [one for one in imports() if within(one.importer, package) and within(one.target, "supervisor")]
-    assert not wrong, told(wrong)
+    wrong = [edge for edge in imports() if within(edge.importer, package) and within(edge.target, "supervisor")]
+    assert not wrong, listing(wrong)
 
 
 def test_the_pure_part_imports_itself_and_what_cannot_touch_the_world() -> None:
     wrong = [
-        one
-        for one in imports()
-        if within(one.importer, PURE)
-        and not within(one.target, PURE)
-        and one.target not in {"supervisor", "supervisor.knobs", "health", "health.nvidia"}
-        and one.target not in PURE_ELSEWHERE.get(one.importer, ())
-        and (one.importer, one.target.split(".")[0]) != ("supervisor.core.values", "msgspec")  # the base of its values
-        and not ({one.target, one.target.split(".")[0]} & PURE_STANDARD_LIBRARY and one.target.split(".")[0] in sys.stdlib_module_names)
+        edge
+        for edge in imports()
+        if within(edge.importer, PURE)
+        and not within(edge.target, PURE)
+        and edge.target not in {"supervisor", "supervisor.knobs", "health", "health.nvidia"}
+        and edge.target not in PURE_ELSEWHERE.get(edge.importer, ())
+        and (edge.importer, edge.target.split(".")[0]) != ("supervisor.core.values", "msgspec")  # the base of its values
+        and not ({edge.target, edge.target.split(".")[0]} & PURE_STANDARD_LIBRARY and edge.target.split(".")[0] in sys.stdlib_module_names)
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, listing(wrong)
 
 
 def test_the_pure_part_opens_and_prints_nothing() -> None:
@@ -242,16 +242,16 @@ def test_no_pure_module_asks_for_the_time() -> None:
 def test_no_module_imports_another_that_imports_it_back() -> None:
     modules = {module_name(path) for path in sources()}
     graph: dict[str, set[str]] = {module: set() for module in modules}
-    for one in imports():
+    for edge in imports():
         # `from package import module` imports the package's file as well, as every import of what is in it does
-        if one.target in modules and one.target != one.importer and not within(one.importer, one.target):
-            graph[one.importer].add(one.target)
+        if edge.target in modules and edge.target != edge.importer and not within(edge.importer, edge.target):
+            graph[edge.importer].add(edge.target)
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def test_torch_is_imported_where_it_is_named_only() -> None:
-    wrong = [one for one in imports() if within(one.target, "torch") and not within(one.importer, TORCH_ALLOWED)]
-    assert not wrong, told(wrong)
+    wrong = [edge for edge in imports() if within(edge.target, "torch") and not within(edge.importer, TORCH_ALLOWED)]
+    assert not wrong, listing(wrong)
 
 
 def test_what_must_stay_light_imports_the_standard_library_only() -> None:
@@ -265,25 +265,25 @@ def test_what_must_stay_light_imports_the_standard_library_only() -> None:
         "sitecustomize",
     }  # our own names in a rank, and what it imports itself
     wrong = [
-        one
-        for one in imports()
-        if within(one.importer, light)
-        and one.target.split(".")[0] not in sys.stdlib_module_names
-        and not within(one.target, (*light, "guardian"))  # the guardian is run by its directory, as a package of that name
-        and not (within(one.importer, "supervisor.instrument") and one.target.split(".")[0] in rank_side)
+        edge
+        for edge in imports()
+        if within(edge.importer, light)
+        and edge.target.split(".")[0] not in sys.stdlib_module_names
+        and not within(edge.target, (*light, "guardian"))  # the guardian is run by its directory, as a package of that name
+        and not (within(edge.importer, "supervisor.instrument") and edge.target.split(".")[0] in rank_side)
     ]
-    assert not wrong, told(wrong)
+    assert not wrong, listing(wrong)
 
 
 def test_no_module_bears_a_name_of_supervisords() -> None:
-    ours = {path.relative_to(ROOT / "supervisor").parts[0].removesuffix(".py") for path in (ROOT / "supervisor").rglob("*.py")}
-    assert ours & SUPERVISORD == set()
+    packages = {path.relative_to(ROOT / "supervisor").parts[0].removesuffix(".py") for path in (ROOT / "supervisor").rglob("*.py")}
+    assert packages & SUPERVISORD == set()
 
 
 def test_nothing_relies_on_what_the_shared_package_file_holds() -> None:
     """The package file of `supervisor` belongs to whichever distribution was installed last."""
     modules = {module_name(path) for path in sources()}
-    wrong = [one for one in imports() if one.target.count(".") == 1 and within(one.target, "supervisor") and one.target not in modules]
-    assert not wrong, told(wrong)
+    wrong = [edge for edge in imports() if edge.target.count(".") == 1 and within(edge.target, "supervisor") and edge.target not in modules]
+    assert not wrong, listing(wrong)
     statements = ast.parse((ROOT / "supervisor" / "__init__.py").read_text("utf-8")).body
-    assert [type(one) for one in statements] == [ast.Expr, ast.Import, ast.Assign]
+    assert [type(statement) for statement in statements] == [ast.Expr, ast.Import, ast.Assign]

@@ -75,29 +75,29 @@ class Nodes:
 
     def recognised(self, *nodes: int) -> None:
         """Have the commands of some nodes show that they resume by a program's option."""
-        for node, one in enumerate(self.nodes):
-            job = replace(one.records.job, knobs=KnobSet(resume=(SWITCH,) if node in nodes else ()))
+        for node, checkpoints in enumerate(self.nodes):
+            job = replace(checkpoints.records.job, knobs=KnobSet(resume=(SWITCH,) if node in nodes else ()))
             self.nodes[node] = JobCheckpoints(job, ignore)
             self.nodes[node].node_offer.look_s = 0.0
 
-    def agree(self, *asked: SelectCheckpoint) -> list[CheckpointSelected]:
+    def agree(self, *request: SelectCheckpoint) -> list[CheckpointSelected]:
         """Let all agree, each in a thread of its own, and return what each came to."""
         count = len(self.nodes)
-        said: dict[int, list[str]] = {}
+        texts: dict[int, list[str]] = {}
         barrier = threading.Barrier(count, timeout=DEADLINE_S)
-        found: dict[int, CheckpointSelected] = {}
+        selections: dict[int, CheckpointSelected] = {}
 
         def run(node: int) -> None:
             def say(number: int, text: str) -> list[str]:
-                said.setdefault(number, [""] * count)[node] = text
+                texts.setdefault(number, [""] * count)[node] = text
                 barrier.wait()
                 if node == 0:
-                    self.on_gathered(number, said[number])
-                return said[number]
+                    self.on_gathered(number, texts[number])
+                return texts[number]
 
-            action = asked[node] if asked else SelectCheckpoint(1, nodes=count, node=node)
+            action = request[node] if request else SelectCheckpoint(1, nodes=count, node=node)
             comparison = EnvironmentComparison(self.environments.get(node, ""), self.warned.append)
-            found[node] = node_agreement.agree(
+            selections[node] = node_agreement.agree(
                 action,
                 self.nodes[node].node_offer,
                 say,
@@ -113,24 +113,24 @@ class Nodes:
             thread.start()
         for thread in threads:
             thread.join(DEADLINE_S)
-        return [found[node] for node in range(count)]
+        return [selections[node] for node in range(count)]
 
-    def steps(self, found: list[CheckpointSelected]) -> list[int | None]:
+    def steps(self, selections: list[CheckpointSelected]) -> list[int | None]:
         """Return the step of each node's choice, which lies in its own directory."""
-        for one, directory in zip(found, self.directories, strict=True):
-            assert one.chosen is None or one.chosen.path.startswith(f"{directory}/")
-        return [one.chosen.step if one.chosen else None for one in found]
+        for selection, directory in zip(selections, self.directories, strict=True):
+            assert selection.chosen is None or selection.chosen.path.startswith(f"{directory}/")
+        return [selection.chosen.step if selection.chosen else None for selection in selections]
 
 
 def test_of_a_shared_directory_all_take_the_newest_and_one_reads_it(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.saved(40, 0)
     nodes.saved(60, 0)
-    found = nodes.agree()
-    assert nodes.steps(found) == [60, 60, 60]
-    assert [one.chosen and one.chosen.level for one in found] == ["structure", "identity", "identity"]
-    assert [[ref.step for ref in one.older] for one in found] == [[40]] * 3
-    assert {one.agreement for one in found} == {1}
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [60, 60, 60]
+    assert [selection.chosen and selection.chosen.level for selection in selections] == ["structure", "identity", "identity"]
+    assert [[ref.step for ref in selection.older] for selection in selections] == [[40]] * 3
+    assert {selection.agreement for selection in selections} == {1}
 
 
 class SlowDisk:
@@ -185,11 +185,11 @@ def test_a_node_that_still_reads_is_waited_for_by_all(tmp_path: Path, monkeypatc
     nodes.on_gathered = gathered
     mover = threading.Thread(target=moves)
     mover.start()
-    found = nodes.agree()
+    selections = nodes.agree()
     mover.join()
-    assert nodes.steps(found) == [60, 60]
+    assert nodes.steps(selections) == [60, 60]
     assert len(rounds) >= 5
-    assert [one.silent for one in found] == [(), ()]
+    assert [selection.silent for selection in selections] == [(), ()]
 
 
 def test_where_no_byte_comes_to_one_node_all_take_the_older_one_and_where_none_is_left_all_know_why(
@@ -199,22 +199,22 @@ def test_where_no_byte_comes_to_one_node_all_take_the_older_one_and_where_none_i
     disk.hangs_for(nodes.nodes[0].records.reads)  # of a shared file the first node reads the bytes
     nodes.saved(60, 0)
     none = nodes.agree()
-    assert [(one.chosen, one.silent) for one in none] == [(None, none[0].silent)] * 2
+    assert [(selection.chosen, selection.silent) for selection in none] == [(None, none[0].silent)] * 2
     assert "no byte" in str(none[0].silent)
     nodes.saved(40, 0)
-    found = nodes.agree()
+    selections = nodes.agree()
     disk.goes_on.set()
-    assert nodes.steps(found) == [40, 40]
-    assert all("step-60.pt" in str(one.silent) for one in found)
+    assert nodes.steps(selections) == [40, 40]
+    assert all("step-60.pt" in str(selection.silent) for selection in selections)
 
 
 def test_a_torn_one_is_passed_over_by_all_and_says_so(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=True)
     nodes.saved(40, 0)
     nodes.torn(60, 0)
-    found = nodes.agree()
-    assert nodes.steps(found) == [40, 40]
-    assert all("step-60.pt" in str(one.refused) for one in found)
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [40, 40]
+    assert all("step-60.pt" in str(selection.refused) for selection in selections)
 
 
 def test_nodes_with_the_same_copies_on_their_own_disks_take_the_newest_that_both_have(tmp_path: Path) -> None:
@@ -231,24 +231,26 @@ def test_the_same_name_and_step_with_other_bytes_is_another_checkpoint(tmp_path:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
     torch.save({"step": 60, "w": torch.zeros(8)}, nodes.directories[1] / "step-60.pt")
-    found = nodes.agree()
-    assert nodes.steps(found) == [None, None]
-    assert "different files" in str(found[0].node_offers)
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [None, None]
+    assert "different files" in str(selections[0].node_offers)
 
 
 def test_where_only_one_node_has_any_none_begins_and_each_learns_who_has_what(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
-    found = nodes.agree()
-    assert nodes.steps(found) == [None, None]
-    assert [one.node_offers for one in found] == [(("n0", f"step 60, {nodes.directories[0]}/step-60.pt"), ("n1", "none"))] * 2
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [None, None]
+    assert [selection.node_offers for selection in selections] == [
+        (("n0", f"step 60, {nodes.directories[0]}/step-60.pt"), ("n1", "none"))
+    ] * 2
 
 
 def test_where_none_has_any_all_begin_from_scratch_unless_one_knew_better(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
-    assert [(one.chosen, one.n_found, one.node_offers) for one in nodes.agree()] == [(None, 0, ())] * 2
+    assert [(selection.chosen, selection.n_found, selection.node_offers) for selection in nodes.agree()] == [(None, 0, ())] * 2
     known = nodes.agree(SelectCheckpoint(1, nodes=2, node=0), SelectCheckpoint(1, nodes=2, node=1, had_checkpoint=True))
-    assert [bool(one.node_offers) for one in known] == [True, True]
+    assert [bool(selection.node_offers) for selection in known] == [True, True]
 
 
 def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp_path: Path) -> None:
@@ -260,17 +262,19 @@ def test_a_node_that_joins_takes_the_knobs_and_leaves_out_what_the_others_do(tmp
     past = PastFailures((failed,), failed=3, charged=1, recurrences=(("nan", 2),))
     joins = SelectCheckpoint(9, nodes=2, node=0, overrides=(("batch_size", "64"),), past=PastFailures())
     went_on = SelectCheckpoint(9, (bad,), nodes=2, node=1, last_agreement=8, overrides=(("batch_size", "16"),), past=past)
-    found = nodes.agree(joins, went_on)
-    assert nodes.steps(found) == [40, 40]
-    assert [one.past for one in found] == [past] * 2, "the budgets are the job's"
-    assert [(one.agreement, one.overrides, one.rejected) for one in found] == [(9, (("batch_size", "16"),), (bad,))] * 2
+    selections = nodes.agree(joins, went_on)
+    assert nodes.steps(selections) == [40, 40]
+    assert [selection.past for selection in selections] == [past] * 2, "the budgets are the job's"
+    assert [(selection.agreement, selection.overrides, selection.rejected) for selection in selections] == [
+        (9, (("batch_size", "16"),), (bad,))
+    ] * 2
 
 
 def test_the_batch_of_those_that_left_at_the_first_meeting_is_held_though_the_first_node_did_not_see_them_leave(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=True)
-    held = HeldBatch(2), HeldBatch(3, (("grad_accum", "3"),))
-    found = nodes.agree(*(SelectCheckpoint(2, nodes=2, node=node, batch=held[node]) for node in range(2)))
-    assert [one.batch for one in found] == [held[1]] * 2
+    batches = HeldBatch(2), HeldBatch(3, (("grad_accum", "3"),))
+    selections = nodes.agree(*(SelectCheckpoint(2, nodes=2, node=node, batch=batches[node]) for node in range(2)))
+    assert [selection.batch for selection in selections] == [batches[1]] * 2
 
 
 def test_a_node_that_missed_that_the_batch_was_halved_does_not_undo_it_though_it_knows_of_more_ranks(tmp_path: Path) -> None:
@@ -278,7 +282,7 @@ def test_a_node_that_missed_that_the_batch_was_halved_does_not_undo_it_though_it
     halved, before = (("batch_size", "4"),), (("batch_size", "8"),)
     acted = SelectCheckpoint(6, nodes=2, node=0, last_agreement=5, overrides=halved, batch=HeldBatch(2))
     missed = SelectCheckpoint(6, nodes=2, node=1, last_agreement=5, overrides=before, batch=HeldBatch(3))
-    assert [(one.overrides, one.batch) for one in nodes.agree(acted, missed)] == [(halved, HeldBatch(2))] * 2
+    assert [(selection.overrides, selection.batch) for selection in nodes.agree(acted, missed)] == [(halved, HeldBatch(2))] * 2
 
 
 def test_a_node_that_missed_the_newest_attempt_does_not_tell_the_others_which_checkpoint_is_the_newest(
@@ -308,24 +312,24 @@ def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_t
     """Of three that are needed, where a fourth may come, two wait for it."""
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 1, 2)
-    asked = [
+    requests = [
         SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 * bool(n), had_checkpoint=bool(n), least_nodes=least, most_nodes=most)
         for n in range(3)
     ]
-    found = nodes.agree(*asked)
-    assert [one.this_node_leaves for one in found] == [leaves, False, False]
-    assert [one.peer_leaves for one in found] == [False, leaves, leaves]
-    assert nodes.steps(found) == [None] * 3
+    selections = nodes.agree(*requests)
+    assert [selection.this_node_leaves for selection in selections] == [leaves, False, False]
+    assert [selection.peer_leaves for selection in selections] == [False, leaves, leaves]
+    assert nodes.steps(selections) == [None] * 3
 
 
 def test_of_two_that_join_only_the_one_leaves_that_lacks_what_the_others_have(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 0, 1)
-    asked = [
+    requests = [
         SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 * (not n), had_checkpoint=not n, least_nodes=1, most_nodes=3)
         for n in range(3)
     ]
-    assert [one.this_node_leaves for one in nodes.agree(*asked)] == [False, False, True]
+    assert [selection.this_node_leaves for selection in nodes.agree(*requests)] == [False, False, True]
 
 
 @pytest.mark.parametrize(("by", "leaves"), [((), [False, False]), (("nanogpt",), [False, True])])
@@ -335,13 +339,13 @@ def test_where_the_script_finds_its_checkpoint_by_itself_a_node_that_knows_of_no
     """Nothing is declared, and a node that joins has seen no save yet: it does not know where they are."""
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
-    asked = [
+    requests = [
         SelectCheckpoint(5, nodes=2, node=n, last_agreement=4 * (not n), least_nodes=1, most_nodes=2, programs=by, resume_knobs=by)
         for n in range(2)
     ]
-    found = nodes.agree(*asked)
-    assert [one.this_node_leaves for one in found] == leaves
-    assert [one.peer_leaves for one in found] == leaves[::-1]
+    selections = nodes.agree(*requests)
+    assert [selection.this_node_leaves for selection in selections] == leaves
+    assert [selection.peer_leaves for selection in selections] == leaves[::-1]
 
 
 def test_a_node_whose_disk_is_empty_leaves_although_it_was_in_the_newest_agreement_or_has_the_journal_of_one_that_was(
@@ -349,11 +353,11 @@ def test_a_node_whose_disk_is_empty_leaves_although_it_was_in_the_newest_agreeme
 ) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 1)
-    asked = [SelectCheckpoint(5, nodes=2, node=n, last_agreement=4, had_checkpoint=True, least_nodes=1, most_nodes=2) for n in range(2)]
-    assert [(one.this_node_leaves, one.peer_leaves) for one in nodes.agree(*asked)] == [(True, False), (False, True)]
+    requests = [SelectCheckpoint(5, nodes=2, node=n, last_agreement=4, had_checkpoint=True, least_nodes=1, most_nodes=2) for n in range(2)]
+    assert [(selection.this_node_leaves, selection.peer_leaves) for selection in nodes.agree(*requests)] == [(True, False), (False, True)]
     nodes.saved(80, 0)
-    found = nodes.agree(*asked)
-    assert not any(one.this_node_leaves or one.peer_leaves for one in found), "nobody knows whose is the job's"
+    selections = nodes.agree(*requests)
+    assert not any(selection.this_node_leaves or selection.peer_leaves for selection in selections), "nobody knows whose is the job's"
 
 
 def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_nobody_ever(tmp_path: Path) -> None:
@@ -363,10 +367,10 @@ def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_no
     old = nodes.directories[0] / "step-40.pt"
     os.utime(old, (1000.0, 1000.0))
     began = (nodes.directories[0] / "step-60.pt").stat().st_mtime
-    asked = [SelectCheckpoint(2, nodes=2, node=n, last_agreement=1, diverged_since_t=began if n else None) for n in range(2)]
-    found = nodes.agree(*asked)
-    assert nodes.steps(found) == [40, 40]
-    assert "different states" in str(found[0].torn)
+    requests = [SelectCheckpoint(2, nodes=2, node=n, last_agreement=1, diverged_since_t=began if n else None) for n in range(2)]
+    selections = nodes.agree(*requests)
+    assert nodes.steps(selections) == [40, 40]
+    assert "different states" in str(selections[0].torn)
     assert nodes.steps(nodes.agree()) == [40, 40]  # also without being told again
     alone = nodes.nodes[0].select(1.0, 3).chosen
     assert alone is not None
@@ -381,9 +385,9 @@ def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: P
     offer = nodes.nodes[1].node_offer.list_checkpoints
 
     def offered(*args: object) -> object:
-        found = offer(*args)  # type: ignore[arg-type]
+        selections = offer(*args)  # type: ignore[arg-type]
         os.utime(newest, ns=(7, 7))  # the others' pruning, say
-        return found
+        return selections
 
     nodes.nodes[1].node_offer.list_checkpoints = offered  # type: ignore[assignment, method-assign]
     assert nodes.steps(nodes.agree()) == [40, 40]
@@ -391,10 +395,10 @@ def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: P
 
 def test_all_nodes_know_that_the_ranks_of_one_were_seen_to_load(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=True)
-    asked = [SelectCheckpoint(2, nodes=2, node=n, ever_loaded=not n) for n in range(2)]
-    assert [one.ever_loaded for one in nodes.agree(*asked)] == [True, True]
+    requests = [SelectCheckpoint(2, nodes=2, node=n, ever_loaded=not n) for n in range(2)]
+    assert [selection.ever_loaded for selection in nodes.agree(*requests)] == [True, True]
     nodes.saved(40, 0)
-    assert [one.ever_loaded for one in nodes.agree(*asked)] == [True, True]
+    assert [selection.ever_loaded for selection in nodes.agree(*requests)] == [True, True]
 
 
 def test_all_nodes_know_whether_the_ranks_of_any_were_seen_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,11 +416,11 @@ def test_all_nodes_add_a_programs_option_once_one_of_them_saw_it_run(tmp_path: P
     nodes = Nodes(tmp_path, 2, shared=True)
     nodes.recognised(0, 1)
     nodes.saved(40, 0)
-    asked = [SelectCheckpoint(2, nodes=2, node=n, programs=("nanogpt",) * (n == seen), resume_knobs=("nanogpt",)) for n in range(2)]
-    found = nodes.agree(*asked)
-    assert [(one.programs, one.resume_differs) for one in found] == [(("nanogpt",), False)] * 2
-    assert nodes.steps(found) == [40, 40]
-    assert all(one.records.script_chooses for one in nodes.nodes)
+    requests = [SelectCheckpoint(2, nodes=2, node=n, programs=("nanogpt",) * (n == seen), resume_knobs=("nanogpt",)) for n in range(2)]
+    selections = nodes.agree(*requests)
+    assert [(selection.programs, selection.resume_differs) for selection in selections] == [(("nanogpt",), False)] * 2
+    assert nodes.steps(selections) == [40, 40]
+    assert all(node.records.script_chooses for node in nodes.nodes)
 
 
 NANOGPT, DECLARED = ("nanogpt",), ("declared",)
@@ -436,13 +440,15 @@ def test_a_programs_option_that_only_some_commands_can_take_stops_all_nodes(
     tmp_path: Path, knobs: tuple[tuple[str, ...], ...], texts: tuple[str, ...]
 ) -> None:
     nodes = Nodes(tmp_path, len(knobs), shared=True)
-    asked = [SelectCheckpoint(2, nodes=len(knobs), node=n, programs=NANOGPT, resume_knobs=one) for n, one in enumerate(knobs)]
-    assert not any(one.resume_differs for one in nodes.agree(*asked)), "there is nothing to resume from"
+    requests = [
+        SelectCheckpoint(2, nodes=len(knobs), node=n, programs=NANOGPT, resume_knobs=selection) for n, selection in enumerate(knobs)
+    ]
+    assert not any(selection.resume_differs for selection in nodes.agree(*requests)), "there is nothing to resume from"
     nodes.saved(40, 0)
-    found = nodes.agree(*asked)
-    assert nodes.steps(found) == [None if texts else 40] * len(knobs)
-    assert [one.resume_differs for one in found] == [bool(texts)] * len(knobs)
-    assert {one.node_offers for one in found} == {tuple((f"n{node}", text) for node, text in enumerate(texts))}
+    selections = nodes.agree(*requests)
+    assert nodes.steps(selections) == [None if texts else 40] * len(knobs)
+    assert [selection.resume_differs for selection in selections] == [bool(texts)] * len(knobs)
+    assert {selection.node_offers for selection in selections} == {tuple((f"n{node}", text) for node, text in enumerate(texts))}
 
 
 def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Path) -> None:
@@ -453,9 +459,9 @@ def test_a_node_that_cannot_look_holds_the_others_back_and_says_why(tmp_path: Pa
         raise OSError(5, "Input/output error")
 
     nodes.nodes[1].node_offer.list_checkpoints = broken  # type: ignore[assignment, method-assign]
-    found = nodes.agree()
-    assert nodes.steps(found) == [None, None]
-    assert all("Input/output error" in str(one.node_offers) for one in found)
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [None, None]
+    assert all("Input/output error" in str(selection.node_offers) for selection in selections)
 
 
 def test_nodes_that_cannot_work_together_look_at_no_checkpoint_and_all_learn_why(tmp_path: Path) -> None:
@@ -463,12 +469,12 @@ def test_nodes_that_cannot_work_together_look_at_no_checkpoint_and_all_learn_why
     nodes.saved(40, 0)
     for node, level in enumerate(("INFO", "INFO", "DETAIL")):
         nodes.environments[node] = json.dumps({"env.versions": {"torch": "2"}, "env.variables": {"TORCH_DISTRIBUTED_DEBUG": level}})
-    found = nodes.agree()
-    assert nodes.steps(found) == [None, None, None]
-    assert len({one.cannot_work for one in found}) == 1
-    assert "TORCH_DISTRIBUTED_DEBUG differs: DETAIL on n2; INFO on n0, n1" in found[0].cannot_work[0]
-    assert not any(one.this_node_leaves or one.peer_leaves for one in found)
-    assert {one.agreement for one in found} == {1}
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [None, None, None]
+    assert len({selection.cannot_work for selection in selections}) == 1
+    assert "TORCH_DISTRIBUTED_DEBUG differs: DETAIL on n2; INFO on n0, n1" in selections[0].cannot_work[0]
+    assert not any(selection.this_node_leaves or selection.peer_leaves for selection in selections)
+    assert {selection.agreement for selection in selections} == {1}
 
 
 @pytest.mark.parametrize(
@@ -481,24 +487,30 @@ def test_a_node_that_joins_with_an_environment_of_its_own_goes_and_ends_no_job(
     nodes.saved(40, 0)
     for node, level in enumerate(("INFO", "INFO", "DETAIL")):
         nodes.environments[node] = json.dumps({"env.versions": {"torch": "2"}, "env.variables": {"TORCH_DISTRIBUTED_DEBUG": level}})
-    asked = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=last, least_nodes=1, most_nodes=3) for n, last in enumerate(agreed)]
-    found = nodes.agree(*asked)
-    assert [one.this_node_leaves for one in found] == leaves
-    assert [one.peer_leaves for one in found] == [not one for one in leaves]
-    assert all(one.cannot_work for one in found)
+    requests = [SelectCheckpoint(5, nodes=3, node=n, last_agreement=last, least_nodes=1, most_nodes=3) for n, last in enumerate(agreed)]
+    selections = nodes.agree(*requests)
+    assert [selection.this_node_leaves for selection in selections] == leaves
+    assert [selection.peer_leaves for selection in selections] == [not selection for selection in leaves]
+    assert all(selection.cannot_work for selection in selections)
 
 
 def test_a_node_that_joins_with_another_command_goes_and_ends_no_job(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.saved(40, 0)
     knobs = (NANOGPT, NANOGPT, ())
-    asked = [
-        SelectCheckpoint(5, nodes=3, node=n, last_agreement=4 * (n < 2), least_nodes=2, most_nodes=3, programs=NANOGPT, resume_knobs=one)
-        for n, one in enumerate(knobs)
+    requests = [
+        SelectCheckpoint(
+            5, nodes=3, node=n, last_agreement=4 * (n < 2), least_nodes=2, most_nodes=3, programs=NANOGPT, resume_knobs=selection
+        )
+        for n, selection in enumerate(knobs)
     ]
-    found = nodes.agree(*asked)
-    assert [(one.this_node_leaves, one.peer_leaves) for one in found] == [(False, True), (False, True), (True, False)]
-    assert all(one.resume_differs for one in found)
+    selections = nodes.agree(*requests)
+    assert [(selection.this_node_leaves, selection.peer_leaves) for selection in selections] == [
+        (False, True),
+        (False, True),
+        (True, False),
+    ]
+    assert all(selection.resume_differs for selection in selections)
 
 
 def test_a_node_that_compares_nothing_leaves_the_agreement_as_it_is(tmp_path: Path) -> None:
@@ -514,18 +526,18 @@ def test_directories_that_are_not_shared_are_named_before_anything_is_saved(tmp_
     first, other = nodes.agree()
     assert first.notes == other.notes
     assert [f"n{node}: {directory}" in first.notes[0] for node, directory in enumerate(nodes.directories)] == [True, True]
-    assert [one.notes for one in nodes.agree()] == [(), ()], "once"
+    assert [selection.notes for selection in nodes.agree()] == [(), ()], "once"
     assert [list(directory.iterdir()) for directory in nodes.directories] == [[], []], "the markers are gone"
 
 
 def test_of_a_shared_directory_nothing_is_said_nor_left_there(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.directories[0].rmdir()  # the script makes it
-    assert [(one.notes, one.chosen) for one in nodes.agree()] == [((), None)] * 3
+    assert [(selection.notes, selection.chosen) for selection in nodes.agree()] == [((), None)] * 3
     assert not list(tmp_path.glob(".supervise-*"))
     nodes.directories[0].mkdir()
     nodes.saved(60, 0)
-    assert [one.notes for one in nodes.agree()] == [()] * 3
+    assert [selection.notes for selection in nodes.agree()] == [()] * 3
     assert [path.name for path in nodes.directories[0].iterdir()] == ["step-60.pt"]
 
 
@@ -533,7 +545,7 @@ def test_the_same_path_on_two_machines_is_no_shared_directory_and_another_path_t
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.directories[1].rmdir()
     nodes.directories[1].symlink_to(nodes.directories[0])  # as a mount has another name on each node
-    assert [one.notes for one in nodes.agree()] == [()] * 2
+    assert [selection.notes for selection in nodes.agree()] == [()] * 2
 
 
 def test_a_client_that_sees_late_what_another_made_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -547,10 +559,10 @@ def test_a_client_that_sees_late_what_another_made_looks_again(tmp_path: Path, m
             raise FileNotFoundError(2, "No such file or directory", path)
         return real(path, most)
 
-    for one in nodes.nodes:
-        one.node_offer.look_s = 20.0
+    for node in nodes.nodes:
+        node.node_offer.look_s = 20.0
     monkeypatch.setattr(shared_directories.durable, "read", read)
-    assert [one.notes for one in nodes.agree()] == [()] * 2
+    assert [selection.notes for selection in nodes.agree()] == [()] * 2
     assert n_looks > 6
 
 
@@ -558,9 +570,9 @@ def test_a_node_that_lacks_the_newest_is_told_the_command_that_copies_it(tmp_pat
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
     source, target = f"{nodes.directories[0]}/step-60.pt", f"{nodes.directories[1]}/"
-    for one in nodes.agree():
-        assert "the nodes have directories of their own" in one.remedy
-        assert f"on n1: rsync -a --ignore-existing n0:{source} {target}" in one.remedy
+    for selection in nodes.agree():
+        assert "the nodes have directories of their own" in selection.remedy
+        assert f"on n1: rsync -a --ignore-existing n0:{source} {target}" in selection.remedy
 
 
 def test_a_marker_of_a_killed_supervisor_goes_after_a_day(tmp_path: Path) -> None:
@@ -579,13 +591,13 @@ def test_where_one_node_asks_for_the_node_check_all_take_part_and_none_begins_wi
 ) -> None:
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.saved(40, 0)
-    asked = [SelectCheckpoint(1, nodes=3, node=node, check=why) for node, why in enumerate(("start", "", "doubt"))]
+    requests = [SelectCheckpoint(1, nodes=3, node=node, check=why) for node, why in enumerate(("start", "", "doubt"))]
     nodes.check = MagicMock()
     nodes.check.run.return_value = NodeCheckResult(unfit, may_leave=True)
-    found = nodes.agree(*asked)
+    selections = nodes.agree(*requests)
     assert sorted(call.args[1:] for call in nodes.check.run.call_args_list) == [(node, "doubt") for node in range(3)]
-    assert [one.unfit for one in found] == [unfit] * 3
-    assert nodes.steps(found) == ([None] * 3 if unfit else [40] * 3)
+    assert [selection.unfit for selection in selections] == [unfit] * 3
+    assert nodes.steps(selections) == ([None] * 3 if unfit else [40] * 3)
     nodes.check.reset_mock()
     nodes.agree()
     assert not nodes.check.run.called
@@ -614,14 +626,14 @@ def test_a_node_that_fails_the_node_check_goes_alone_where_the_others_are_enough
     nodes.check = MagicMock()
     stays = () if may_leave else unfit
     nodes.check.run.return_value = NodeCheckResult(tuple((node, "it fails") for node in unfit), stays, may_leave)
-    held = HeldBatch(3)
-    asked = [SelectCheckpoint(1, nodes=3, node=node, check="start", least_nodes=least, most_nodes=4, batch=held) for node in range(3)]
-    found = nodes.agree(*asked)
-    assert [one.this_node_leaves for one in found] == leaves
-    assert [one.peer_leaves for one in found] == [any(leaves) and not one for one in leaves]
-    assert [one.not_excluded for one in found] == [stays] * 3
-    assert [one.batch.ranks for one in found] == [3] * 3, "the batch that is held is that of all who met"
-    assert nodes.steps(found) == [None] * 3
+    batch = HeldBatch(3)
+    requests = [SelectCheckpoint(1, nodes=3, node=node, check="start", least_nodes=least, most_nodes=4, batch=batch) for node in range(3)]
+    selections = nodes.agree(*requests)
+    assert [selection.this_node_leaves for selection in selections] == leaves
+    assert [selection.peer_leaves for selection in selections] == [any(leaves) and not selection for selection in leaves]
+    assert [selection.not_excluded for selection in selections] == [stays] * 3
+    assert [selection.batch.ranks for selection in selections] == [3] * 3, "the batch that is held is that of all who met"
+    assert nodes.steps(selections) == [None] * 3
 
 
 def test_a_directory_whose_name_is_not_utf_8_is_refused_on_all_nodes_and_ends_none(tmp_path: Path) -> None:
@@ -629,4 +641,4 @@ def test_a_directory_whose_name_is_not_utf_8_is_refused_on_all_nodes_and_ends_no
     place.mkdir()
     nodes = Nodes(place, 2, shared=True)
     nodes.saved(40, 0)
-    assert [[why for _, why in one.refused] for one in nodes.agree()] == [["its name is not UTF-8"]] * 2
+    assert [[why for _, why in selection.refused] for selection in nodes.agree()] == [["its name is not UTF-8"]] * 2

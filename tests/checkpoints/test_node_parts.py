@@ -46,7 +46,7 @@ class Uploads:
 
     def is_sending(self, path: str, _content: str) -> bool:
         """Return whether it waits; at the third question it is sent."""
-        was = any(path == one for one, _ in self.waiting)
+        was = any(path == waiting for waiting, _ in self.waiting)
         self.n_asked += was
         if self.n_asked > 2:
             self.release()
@@ -61,11 +61,11 @@ class Uploads:
         return frozenset(key for key in self._keys() if keys.holds_parts(key))
 
     def _keys(self) -> list[str]:
-        return [one.key.removesuffix(keys.MANIFEST) for one in self._backend.list("job/") if one.key.endswith(f"/{keys.MANIFEST}")]
+        return [stored.key.removesuffix(keys.MANIFEST) for stored in self._backend.list("job/") if stored.key.endswith(f"/{keys.MANIFEST}")]
 
     def drop(self, path: str) -> None:
         """Never send a part, because newer ones wait."""
-        self.waiting = [one for one in self.waiting if one[0] != path]
+        self.waiting = [upload for upload in self.waiting if upload[0] != path]
 
     def release(self) -> None:
         """Send what waits."""
@@ -85,7 +85,7 @@ class PartNodes(Nodes):
         mirror.mkdir()
         super().__init__(place, 2, shared=False, pattern="step_*", mirror=(str(mirror),), **keep)
         self._place, self._n_saves, self._n_made = place, 0, 0
-        self.uploads = [Uploads(one.records.job.state, str(mirror)) for one in self.nodes]
+        self.uploads = [Uploads(node.records.job.state, str(mirror)) for node in self.nodes]
         for node in (0, 1) if with_mirror else ():
             self.connect(node)
         if is_second_early:
@@ -95,9 +95,9 @@ class PartNodes(Nodes):
 
     def connect(self, node: int) -> None:
         """Give a node its mirror."""
-        one = self.nodes[node]
-        one.mirror_feed(self.uploads[node], lambda: None)
-        one.restore_saves_with(lambda save, job=one.records.job: restore_process.restore(job, lambda _text: None, save))  # type: ignore[misc]
+        node_side = self.nodes[node]
+        node_side.mirror_feed(self.uploads[node], lambda: None)
+        node_side.restore_saves_with(lambda save, job=node_side.records.job: restore_process.restore(job, lambda _text: None, save))  # type: ignore[misc]
 
     def take_over(self, node: int) -> None:
         """Have a new supervisor go on with the run of one that was killed."""
@@ -107,20 +107,20 @@ class PartNodes(Nodes):
 
     def attempt(self, number: int) -> list[int | None]:
         """Agree, and begin an attempt. Return the step that each node resumes from."""
-        found = self.agree(*(SelectCheckpoint(number, nodes=2, node=n, last_agreement=number - 1) for n in range(2)))
-        for one in self.nodes:
-            one.began(number)
-        self.number, self.found, self._n_saves = number, found, 0
-        return self.steps(found)
+        selections = self.agree(*(SelectCheckpoint(number, nodes=2, node=n, last_agreement=number - 1) for n in range(2)))
+        for node in self.nodes:
+            node.began(number)
+        self.number, self.found, self._n_saves = number, selections, 0
+        return self.steps(selections)
 
     def save_together(self, step: int, *, cut: int | None = None, seed: int = 1, is_nan: bool = False) -> None:
         """Save a step on both nodes, and log it as the ranks do. The rank of node `cut` is killed in it."""
         self._n_saves += 1
         self._n_made += 1
         whole = node_parts.save_whole(self._place / f"whole-{self._n_made}" / f"step_{step}", step, seed, is_nan=is_nan)
-        for node, one in enumerate(self.nodes):
+        for node, node_side in enumerate(self.nodes):
             path = self.directories[node] / whole.name
-            log = one.records.job.attempt_dir(self.number) / "saves-0.jsonl"
+            log = node_side.records.job.attempt_dir(self.number) / "saves-0.jsonl"
             log.parent.mkdir(parents=True, exist_ok=True)
             row = {"path": str(path), "n": self._n_saves, "t": time.time(), "via": "dcp", "steps": step}
             rows = [{**row, "what": "began", "was": [*stat(path)[:2], -1, 0] if path.exists() else None}]
@@ -142,9 +142,9 @@ class PartNodes(Nodes):
     def look(self, *nodes: int) -> None:
         """Let the watchers of nodes look exactly twice: a look sends parts, and the next sees what is whole with them."""
         for node in nodes:
-            one = self.nodes[node]
+            node_side = self.nodes[node]
             for _ in range(2):
-                watcher = one.watcher(one.node_offer.feed)
+                watcher = node_side.watcher(node_side.node_offer.feed)
                 assert watcher is not None
                 watcher.finish(0.0)  # its first look is the last
                 watcher.start()
@@ -230,11 +230,11 @@ def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_
     nodes.save_together(20)
     nodes.save_together(40)
     nodes.send_parts(0, 1)
-    one = nodes.nodes[0]
-    catalogue = one.records.catalogue
+    node = nodes.nodes[0]
+    catalogue = node.records.catalogue
     assert len(catalogue.all(PART)) == 2
     shutil.rmtree(nodes.directories[0] / "step_20")
-    watcher = one.watcher(one.node_offer.feed)
+    watcher = node.watcher(node.node_offer.feed)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(PATIENCE_S)
@@ -242,8 +242,8 @@ def test_a_record_of_parts_that_cannot_be_written_is_reported_and_one_of_a_part_
     assert left.step == 40
     content = catalogue.file.read_bytes()
     catalogue.file.write_bytes(content.replace(b'"save":"', b'"save" "'))
-    assert not list(one.node_offer.saves(()))
-    assert str(catalogue.file) in str(one.problems)
+    assert not list(node.node_offer.saves(()))
+    assert str(catalogue.file) in str(node.problems)
 
 
 @pytest.mark.slow
@@ -276,21 +276,21 @@ def test_a_part_that_no_node_sends_any_more_is_not_waited_for(tmp_path: Path, mo
     shutil.rmtree(nodes.directories[1])  # with the part, and with what knew of it
     nodes.directories[1].mkdir()
     assert nodes.attempt(2) == [None, None]
-    assert all("not all nodes have sent their part" in str(one.node_offers) for one in nodes.found)
+    assert all("not all nodes have sent their part" in str(selection.node_offers) for selection in nodes.found)
 
 
 def test_without_a_mirror_all_stop_and_are_told_what_each_lacks(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, with_mirror=False)
     nodes.save_together(40)
     assert nodes.attempt(2) == [None, None]
-    for one in nodes.found:
-        assert "no --mirror holds them all" in str(one.node_offers)
-        assert [text for _, text in one.node_offers[:2]] == [
+    for node_side in nodes.found:
+        assert "no --mirror holds them all" in str(node_side.node_offers)
+        assert [text for _, text in node_side.node_offers[:2]] == [
             f"step 40, {directory}/step_40, of which other nodes have the rest" for directory in nodes.directories
         ]
         for node in (0, 1):
             source, target = f"n{1 - node}:{nodes.directories[1 - node]}/step_40", f"{nodes.directories[node]}/"
-            assert f"on n{node}: rsync -a --ignore-existing {source} {target}" in one.remedy
+            assert f"on n{node}: rsync -a --ignore-existing {source} {target}" in node_side.remedy
 
 
 def test_keep_removes_the_parts_of_saves_that_the_mirror_has_whole(tmp_path: Path) -> None:
@@ -321,10 +321,10 @@ def test_keep_removes_no_part_whose_whole_is_not_in_the_mirror(tmp_path: Path) -
 
 
 def test_a_disk_without_room_for_the_next_parts_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int]] = []
+    requests: list[tuple[str, int]] = []
 
     def forecast(directory: str, n_bytes: int) -> free_space.Forecast:
-        asked.append((directory, n_bytes))
+        requests.append((directory, n_bytes))
         return free_space.Forecast(directory, free_space.Room.ENOUGH, n_bytes, 2, 0)
 
     monkeypatch.setattr(free_space, "forecast", forecast)
@@ -332,7 +332,7 @@ def test_a_disk_without_room_for_the_next_parts_is_found(tmp_path: Path, monkeyp
     nodes.save_together(20)
     nodes.look(1)
     part = sum((nodes.directories[1] / "step_20" / name).stat().st_size for name in node_parts.FILES[1])
-    assert asked == [(str(nodes.directories[1]), part)]
+    assert requests == [(str(nodes.directories[1]), part)]
 
 
 def test_keep_leaves_a_part_whose_save_another_node_did_not_end(tmp_path: Path) -> None:
@@ -374,12 +374,12 @@ def test_keep_removes_nothing_while_the_nodes_agree(tmp_path: Path) -> None:
     for step in (20, 40):
         nodes.save_together(step)
     nodes.send_parts(0, 1)
-    for one in nodes.nodes:
-        one.node_offer.list_checkpoints((), ())
+    for node_side in nodes.nodes:
+        node_side.node_offer.list_checkpoints((), ())
     nodes.look(0, 1)
     assert [nodes.on_disk(node) for node in (0, 1)] == [[20, 40]] * 2
-    for one in nodes.nodes:
-        one.began(1)
+    for node_side in nodes.nodes:
+        node_side.began(1)
     nodes.save_together(60)
     nodes.look(0, 1)
     nodes.look(0)
@@ -499,10 +499,10 @@ def test_a_part_that_is_saved_anew_when_the_older_ones_are_to_go_lets_none_go(tm
     nodes = PartNodes(tmp_path, keep=1)
     nodes.save_together(20)
     nodes.look(0, 1)
-    one = nodes.nodes[0]
-    feed, parts = one.node_offer.feed, one._parts  # noqa: SLF001
+    node = nodes.nodes[0]
+    feed, parts = node.node_offer.feed, node._parts  # noqa: SLF001
     assert feed is not None
     (made,) = feed.whole(parts)
     (Path(made.path) / node_parts.FILES[0][-1]).write_bytes(b"the next save to the same directory")
-    one.retention.prune(made, one.recorder, feed, parts)
+    node.retention.prune(made, node.recorder, feed, parts)
     assert nodes.on_disk(0) == [20]

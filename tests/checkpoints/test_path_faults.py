@@ -41,11 +41,11 @@ def faults(disk: JobOnDisk, text: str) -> list[Evidence]:
 
 
 def fault(disk: JobOnDisk, text: str) -> tuple[Cause | None, dict[str, str], str]:
-    found = faults(disk, text)
-    if not found:
+    evidence = faults(disk, text)
+    if not evidence:
         return None, {}, ""
-    assert found[0].claim is not None
-    return found[0].claim.cause, dict(found[0].fields), found[0].text
+    assert evidence[0].claim is not None
+    return evidence[0].claim.cause, dict(evidence[0].fields), evidence[0].text
 
 
 def second_attempt(disk: JobOnDisk) -> None:

@@ -102,8 +102,8 @@ class JobOnDisk:
     def __init__(self, tmp_path: Path) -> None:
         """Make the directories."""
         self.here, self.state = tmp_path / "here", tmp_path / "state"
-        for one in (self.here, self.state, tmp_path / "scratch"):
-            one.mkdir()
+        for directory in (self.here, self.state, tmp_path / "scratch"):
+            directory.mkdir()
         settings = dataclasses.replace(Settings(), checkpoints=Checkpoints())
         self.job = Job("train", "run-1", "node", ("true",), self.here, {}, settings, self.state, tmp_path / "scratch", "cookie")
         self.rank = Rank(self.job.attempt_dir(1), self.here)
@@ -126,7 +126,7 @@ class JobOnDisk:
     def repairs(self) -> dict[str, str]:
         """Select, once no rank is alive; return what was repaired."""
         self.checkpoints.ended()
-        return {path[len(str(self.here)) + 1 :]: what for path, what in self.checkpoints.select(1.0, 2).repaired}
+        return {path[len(str(self.here)) + 1 :]: action for path, action in self.checkpoints.select(1.0, 2).repaired}
 
     def moved(self) -> list[tuple[str, str]]:
         """Return what the journal says was moved."""
@@ -163,7 +163,7 @@ def test_a_call_of_a_class_of_its_own_is_no_danger_in_a_file_of_this_job_and_one
     strange = disk.here / "strange.pt"
     torch.save({"step": 99, "config": Config()}, strange)
     disk.checkpoints.records.absorb()
-    assert [verify(str(one), own=disk.checkpoints.records.provenance.trusts(str(one))).verdict for one in (path, strange)] == [
+    assert [verify(str(file), own=disk.checkpoints.records.provenance.trusts(str(file))).verdict for file in (path, strange)] == [
         Verdict.VERIFIED,
         Verdict.DANGEROUS,
     ]
@@ -179,11 +179,11 @@ def is_trusted(disk: JobOnDisk, path: Path) -> bool:
     return disk.checkpoints.records.provenance.trusts(str(path))
 
 
-@pytest.mark.parametrize("what", ["a file", "a file of a directory", "a directory", "written since", "the rest of a save"])
-def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(disk: JobOnDisk, what: str) -> None:
+@pytest.mark.parametrize("action", ["a file", "a file of a directory", "a directory", "written since", "the rest of a save"])
+def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(disk: JobOnDisk, action: str) -> None:
     """A download, or another user of a shared directory, may put a file with a call there."""
-    is_tree = what in {"a file of a directory", "a directory"}
-    path = hf(disk, 10) if is_tree else disk.rank.saves("ckpt.pt", 10, cut=what == "the rest of a save")
+    is_tree = action in {"a file of a directory", "a directory"}
+    path = hf(disk, 10) if is_tree else disk.rank.saves("ckpt.pt", 10, cut=action == "the rest of a save")
     disk.checkpoints.records.absorb()
     disk.checkpoints.ended()
     assert disk.checkpoints.records.discovery is not None
@@ -192,19 +192,19 @@ def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(disk: JobO
     later = JobCheckpoints(replace(disk.job, run_id="run-9"), disk.reports.append).records.provenance
     assert later.trusts(str(path)), "the next run knows it"
     other = disk.here.parent / "download"
-    if what == "a directory":
+    if action == "a directory":
         shutil.copytree(path, other)
         shutil.rmtree(path)
     else:
         torch.save({"step": 10, "config": Config()}, other)
-    target = path / "training_args.bin" if what == "a file of a directory" else path
-    if what == "written since":
+    target = path / "training_args.bin" if action == "a file of a directory" else path
+    if action == "written since":
         target.write_bytes(other.read_bytes())
     else:
         other.replace(target)
     assert not is_trusted(disk, path)
     assert not later.trusts(str(path))
-    assert what == "a directory" or verify(str(path), own=is_trusted(disk, path)).verdict is Verdict.DANGEROUS
+    assert action == "a directory" or verify(str(path), own=is_trusted(disk, path)).verdict is Verdict.DANGEROUS
 
 
 def test_the_job_s_own_is_trusted_while_it_is_saved_when_it_was_moved_and_where_our_copy_took_its_place(disk: JobOnDisk) -> None:
@@ -257,7 +257,7 @@ def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_besi
     assert "moved to" in disk.repairs()["out/checkpoint-20"]
     assert disk.moved() == [(str(torn), f"{disk.here}/.supervise-aside/torn-a")]
     assert disk.files() == renamed(before, disk.moved())
-    assert [one.problem for one in disk.aside.undo()] == [""]
+    assert [outcome.problem for outcome in disk.aside.undo()] == [""]
     assert disk.files() == before
 
 
@@ -293,7 +293,7 @@ def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_fo
     assert "a save began it and did not end" in disk.repairs()["out/step_30"]
     assert disk.moved() == [(str(torn), f"{disk.here}/.supervise-aside/torn-a")]
     assert disk.files() == renamed(before, disk.moved())
-    assert [one.problem for one in disk.aside.undo()] == [""]
+    assert [outcome.problem for outcome in disk.aside.undo()] == [""]
     assert disk.files() == before
 
 
@@ -364,10 +364,10 @@ def test_one_with_a_file_of_somebody_else_or_that_something_leads_to_stays_where
     damage(disk)
     before = disk.files()
     assert verify(str(disk.here / "out/checkpoint-20")).verdict in (Verdict.BAD, Verdict.INCOMPLETE)
-    said = disk.repairs()
+    repairs = disk.repairs()
     assert disk.moved() == []
     assert disk.files() == before
-    assert (why in said["out/checkpoint-20"]) if why else not said
+    assert (why in repairs["out/checkpoint-20"]) if why else not repairs
 
 
 @pytest.mark.parametrize("leads", [False, True], ids=["alone", "a link leads to it"])
@@ -383,7 +383,7 @@ def test_a_file_that_no_rank_was_seen_to_load_is_put_back_after_its_second_save_
     assert torch.load(path)["step"] == 10
     after = disk.files(path, disk.here / "latest.pt")
     assert after == renamed(before, [(str(path), f"{disk.here.parent}/.supervise-aside/torn-a")])
-    assert [one.problem for one in disk.aside.undo()] == ["", ""]
+    assert [outcome.problem for outcome in disk.aside.undo()] == ["", ""]
     assert disk.files(disk.here / "latest.pt") == before
 
 
@@ -416,11 +416,11 @@ def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_ra
     path = disk.rank.saves("ckpt.pt", 10)
     disk.rank.saves("ckpt.pt", 20, cut=True)
     before = disk.files()
-    told = disk.repairs()["ckpt.pt"]
-    assert "left where it is, because it has no copy, and no whole checkpoint lies beside it" in told
+    repair = disk.repairs()["ckpt.pt"]
+    assert "left where it is, because it has no copy, and no whole checkpoint lies beside it" in repair
     assert disk.files() == before
     aside = disk.here.parent / ".supervise-aside"
-    assert told.endswith(f"to have the script begin without it: mkdir -p {aside} && mv {path} {aside}/torn-a")
+    assert repair.endswith(f"to have the script begin without it: mkdir -p {aside} && mv {path} {aside}/torn-a")
     disk.rank.loads("ckpt.pt")
     assert "moved to" in disk.repairs()["ckpt.pt"]
     assert disk.moved() == [(str(path), f"{aside}/torn-a")]
@@ -468,7 +468,7 @@ def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(disk: Job
     selected = disk.checkpoints.select(1.0, 2)
     assert selected.chosen is not None
     assert selected.chosen.path == str(whole)
-    assert [(path, "could not be moved: [Errno 28]" in what) for path, what in selected.repaired] == [(str(torn), True)]
+    assert [(path, "could not be moved: [Errno 28]" in action) for path, action in selected.repaired] == [(str(torn), True)]
 
 
 def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk) -> None:
@@ -532,9 +532,9 @@ def test_the_torn_first_save_of_all_is_set_aside_before_the_next_attempt_and_bac
     torn = save(disk)
     disk.rank.made_steps(10)
     before = disk.files()
-    said = disk.repairs()[str(torn)[len(str(disk.here)) + 1 :]]
-    assert "moved to" in said
-    assert said.endswith("it was the first save, and nothing older lies there: the run begins anew")
+    repair = disk.repairs()[str(torn)[len(str(disk.here)) + 1 :]]
+    assert "moved to" in repair
+    assert repair.endswith("it was the first save, and nothing older lies there: the run begins anew")
     assert [path for path, _ in disk.moved()] == [str(torn)]
     assert disk.files() == renamed(before, disk.moved())
     assert [change.problem for change in disk.aside.undo()] == [""]

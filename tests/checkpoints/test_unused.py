@@ -47,11 +47,11 @@ def test_the_newest_directory_is_copied_before_the_attempt_reaches_it(tmp_path: 
     hf(disk, 5)  # its own
     disk.checkpoints.records.absorb()
     disk.checkpoints.keep_unused(2)
-    (kept,) = disk.reports
-    assert isinstance(kept, CheckpointCopied)
-    assert (kept.unused.newest, kept.unused.step, kept.unused.pattern) == (str(newest), 20, f"{disk.here}/out/checkpoint-[0-9]*")
+    (report,) = disk.reports
+    assert isinstance(report, CheckpointCopied)
+    assert (report.unused.newest, report.unused.step, report.unused.pattern) == (str(newest), 20, f"{disk.here}/out/checkpoint-[0-9]*")
     disk.rank.saves("out/checkpoint-20/pytorch_model.bin", 20, cut=True)
-    assert verify(kept.place).verdict is Verdict.VERIFIED
+    assert verify(report.place).verdict is Verdict.VERIFIED
 
 
 def test_a_file_server_s_clock_that_is_ahead_makes_no_earlier_save_one_of_this_attempt(tmp_path: Path) -> None:

@@ -226,8 +226,8 @@ def test_a_message_that_a_terminal_broke_in_the_middle_is_known() -> None:
 def test_an_error_file_is_judged_by_the_frames_of_its_traceback_too() -> None:
     fact = Evidence("error_file", "exception", "EOFError", 0, 1.0)
     trace = 'Traceback (most recent call last):\n  File "/x/torch/serialization.py", line 9, in _load\n    x()\nEOFError'
-    assert "checkpoint_corrupt.loaded" not in {found.name for found in claims(fact, CATALOGUE)}
-    assert "checkpoint_corrupt.loaded" in {found.name for found in claims(fact, CATALOGUE, trace)}
+    assert "checkpoint_corrupt.loaded" not in {claim.name for claim in claims(fact, CATALOGUE)}
+    assert "checkpoint_corrupt.loaded" in {claim.name for claim in claims(fact, CATALOGUE, trace)}
 
 
 STEPS = "".join(f"step {i} | loss 2.11 | lr 3e-4 | 210 ms\n" for i in range(1, 6))
@@ -293,16 +293,16 @@ def test_no_checkpoint_is_called_torn_for_an_end_of_file_elsewhere(log: str, cau
 
 
 def test_what_lies_in_a_saves_way_explains_the_exception_that_names_it_and_what_follows_from_that() -> None:
-    found = Evidence("checkpoint", "leftover", "/c/step-60 is in the way", 0, 9.999, claim=Claim(Cause.CHECKPOINT_LEFTOVER, 0.97))
+    evidence = Evidence("checkpoint", "leftover", "/c/step-60 is in the way", 0, 9.999, claim=Claim(Cause.CHECKPOINT_LEFTOVER, 0.97))
     raised = Evidence("error_file", "exception", "FileExistsError: /c/step-60 exists", 0, 10.0)
     caught = Evidence("log", "last_exception", "FileExistsError: /c/step-60 exists", 0, 10.0, free_text=True)
     hang = Evidence("hang", "late", "rank 0 does not come", 0, 300.0, claim=Claim(Cause.HANG_NO_ERROR, 0.95))
     closed = Evidence("error_file", "exception", GONE.format(1).rpartition("]: ")[2].strip(), 1, 9.9)
     peer = claims(closed, CATALOGUE)
     assert peer
-    assert classify((raised, found)).cause is Cause.CHECKPOINT_LEFTOVER
-    assert classify((raised, found, *peer)).cause is Cause.CHECKPOINT_LEFTOVER
-    assert classify((caught, found, hang)).cause is Cause.CHECKPOINT_LEFTOVER, "only rank 0 raised, in a thread; the rest hang"
+    assert classify((raised, evidence)).cause is Cause.CHECKPOINT_LEFTOVER
+    assert classify((raised, evidence, *peer)).cause is Cause.CHECKPOINT_LEFTOVER
+    assert classify((caught, evidence, hang)).cause is Cause.CHECKPOINT_LEFTOVER, "only rank 0 raised, in a thread; the rest hang"
 
 
 OWN = (

@@ -60,9 +60,9 @@ def test_first_in_time_wins_over_loud(evidence: tuple[Evidence, ...], cause: Cau
 
 
 def test_a_traceback_read_from_the_log_is_worth_less_than_the_ranks_own_file() -> None:
-    told = Evidence("tail", "last_exception", "ImportError: x", rank=0, free_text=True)
-    assert classify((code(0, "1", 1.0), told)).confidence < classify((raised(0, "ImportError: x", 1.0), code(0, "1", 1.0))).confidence
-    assert classify((killed(0, 9, 1.0), told)).cause is Cause.KILLED_UNKNOWN, "a signal is no exception, whatever the log said before"
+    evidence = Evidence("tail", "last_exception", "ImportError: x", rank=0, free_text=True)
+    assert classify((code(0, "1", 1.0), evidence)).confidence < classify((raised(0, "ImportError: x", 1.0), code(0, "1", 1.0))).confidence
+    assert classify((killed(0, 9, 1.0), evidence)).cause is Cause.KILLED_UNKNOWN, "a signal is no exception, whatever the log said before"
 
 
 def test_equal_failures_have_equal_fingerprints_whatever_their_line_numbers() -> None:

@@ -70,19 +70,19 @@ def test_which_key_is_missing_tells_two_failures_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("text", "other"),
     [
         ("KeyError: 'temperature'", "KeyError: 'template'"),
         ("AttributeError: torch_dtype", "AttributeError: torch_compile_mode"),
         ("KeyError: 'tmp_loss'", "KeyError: 'tmp_grad'"),
     ],
 )
-def test_names_that_only_look_temporary_tell_two_failures_apart(one: str, other: str) -> None:
-    assert normalised(one) != normalised(other)
+def test_names_that_only_look_temporary_tell_two_failures_apart(text: str, other: str) -> None:
+    assert normalised(text) != normalised(other)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("text", "other"),
     [
         ("no file tmpab12cd3_.bin", "no file tmpx_9y8z7w.bin"),
         ("no socket pymp-a1b2c3d4", "no socket pymp-zzzzzzzz"),
@@ -91,12 +91,12 @@ def test_names_that_only_look_temporary_tell_two_failures_apart(one: str, other:
         ("no file in tmp.Xy12AbQ9rT", "no file in tmp.0Q9rTXy12A"),
     ],
 )
-def test_generated_names_do_not(one: str, other: str) -> None:
-    assert normalised(one) == normalised(other)
+def test_generated_names_do_not(text: str, other: str) -> None:
+    assert normalised(text) == normalised(other)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("text", "other"),
     [
         ("OSError: cannot read shard-aab.tar", "OSError: cannot read /data/new/shard-xyz.tar"),
         ("OSError: cannot read shard-000.tar", "OSError: cannot read shard-xyz.tar"),
@@ -109,12 +109,12 @@ def test_generated_names_do_not(one: str, other: str) -> None:
         ("RuntimeError: since Nov 21", "RuntimeError: since Dec 1"),
     ],
 )
-def test_one_failure_that_names_another_file_id_machine_amount_or_date_is_one(one: str, other: str) -> None:
-    assert of(one + "\n") == of(other + "\n")
+def test_one_failure_that_names_another_file_id_machine_amount_or_date_is_one(text: str, other: str) -> None:
+    assert of(text + "\n") == of(other + "\n")
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("text", "other"),
     [
         ("OSError: cannot read shard-aab.tar", "OSError: cannot read index-aab.tar"),
         ("OSError: cannot read config-a.yaml", "OSError: cannot read config-b.yaml"),
@@ -123,8 +123,8 @@ def test_one_failure_that_names_another_file_id_machine_amount_or_date_is_one(on
         ("ValueError: x may be 1", "ValueError: x must be 1"),
     ],
 )
-def test_what_tells_two_bugs_apart_stays(one: str, other: str) -> None:
-    assert of(one + "\n") != of(other + "\n")
+def test_what_tells_two_bugs_apart_stays(text: str, other: str) -> None:
+    assert of(text + "\n") != of(other + "\n")
 
 
 def test_the_phase_is_part_of_it() -> None:

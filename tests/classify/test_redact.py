@@ -33,10 +33,10 @@ from tests.support.figures import costs_at_most
     ],
 )
 def test_a_secret_of_a_command_is_a_digest(arguments: list[str]) -> None:
-    told = redact.command(arguments)
-    assert len(told) == len(arguments)
-    assert "hunter2" not in " ".join(told)
-    assert secret_forms.MARK in " ".join(told)
+    output = redact.command(arguments)
+    assert len(output) == len(arguments)
+    assert "hunter2" not in " ".join(output)
+    assert secret_forms.MARK in " ".join(output)
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_two_values_can_be_told_apart_and_one_twice_is_the_same() -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_no_planted_secret_is_left(name: str) -> None:
-    shown = redact.text(f"step 1\n{PLANTED[name]}\nstep 2 loss=0.25")
-    assert CANARY not in shown
-    assert shown.startswith("step 1\n")
-    assert shown.endswith("step 2 loss=0.25")
-    assert redact.text(shown) == shown, "what was hidden once stays as it is"
+    output = redact.text(f"step 1\n{PLANTED[name]}\nstep 2 loss=0.25")
+    assert CANARY not in output
+    assert output.startswith("step 1\n")
+    assert output.endswith("step 2 loss=0.25")
+    assert redact.text(output) == output, "what was hidden once stays as it is"
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -84,9 +84,9 @@ def test_no_planted_secret_is_left_in_base64(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_no_planted_secret_is_left_in_a_line_of_json(name: str) -> None:
-    shown = redact.text(json.dumps({"event": "x", "message": PLANTED[name]}))
-    assert CANARY not in shown
-    assert json.loads(shown)["event"] == "x"
+    output = redact.text(json.dumps({"event": "x", "message": PLANTED[name]}))
+    assert CANARY not in output
+    assert json.loads(output)["event"] == "x"
 
 
 def test_base64_is_recognised_in_lines() -> None:
@@ -187,14 +187,14 @@ def test_a_known_value_is_hidden_in_every_form_under_any_name() -> None:
         *(base64.b64encode((before + value + "|more").encode()).decode() for before in ("", "u", "us", "use")),
         base64.urlsafe_b64encode(f"x:{value}".encode()).decode(),
     ):
-        shown = redact.text(f"layer {form} end", known)
-        assert form not in shown
-        assert secret_forms.MARK in shown
+        output = redact.text(f"layer {form} end", known)
+        assert form not in output
+        assert secret_forms.MARK in output
     assert redact.text("a short default", known) == "a short default", "what is a word of ordinary text is no secret by its value"
 
 
 def test_a_document_keeps_its_form() -> None:
-    found = redact.document(
+    document = redact.document(
         {
             "api_key": CANARY,
             "auth": {"user": [CANARY, 5]},
@@ -209,13 +209,19 @@ def test_a_document_keeps_its_form() -> None:
             "shell": ["mysql", "-ubob", f"-p{CANARY}", "runs"],
         }
     )
-    assert CANARY not in json.dumps(found)
-    assert (found["token"], found["lr"], found["none"], found["mixed"][0], found["fields"][0]) == (7, 0.1, None, 1, ["pid", "7"])
-    assert found["argv"][0:2] == ["train.py", "--hf-token"]
-    assert found["auth"]["user"][1] == 5
-    assert found["env"][1]["value"] == "C"
-    assert found["made"]["metadata"] == {"name": "hf"}
-    assert (found["shell"][0], found["shell"][3]) == ("mysql", "runs")
+    assert CANARY not in json.dumps(document)
+    assert (document["token"], document["lr"], document["none"], document["mixed"][0], document["fields"][0]) == (
+        7,
+        0.1,
+        None,
+        1,
+        ["pid", "7"],
+    )
+    assert document["argv"][0:2] == ["train.py", "--hf-token"]
+    assert document["auth"]["user"][1] == 5
+    assert document["env"][1]["value"] == "C"
+    assert document["made"]["metadata"] == {"name": "hf"}
+    assert (document["shell"][0], document["shell"][3]) == ("mysql", "runs")
 
 
 @pytest.mark.bench
@@ -243,14 +249,14 @@ def test_a_long_line_costs_no_more_than_its_length(line: str) -> None:
 
 def test_a_digest_cannot_be_searched_without_the_key_that_made_it() -> None:
     password = "Winter2026!"  # noqa: S105  of the kind that stands in a dictionary
-    shown = redact.digest(password)
-    assert shown == redact.text(f"password={password}").removeprefix("password="), "equal values have equal digests"
-    told = shown.removeprefix(secret_forms.MARK).removesuffix(">")
+    output = redact.digest(password)
+    assert output == redact.text(f"password={password}").removeprefix("password="), "equal values have equal digests"
+    digest_text = output.removeprefix(secret_forms.MARK).removesuffix(">")
     for name in hashlib.algorithms_guaranteed - {"shake_128", "shake_256"}:
-        assert told not in hashlib.new(name, password.encode()).hexdigest(), name
+        assert digest_text not in hashlib.new(name, password.encode()).hexdigest(), name
     program = f"from supervisor.classify import redact; print(redact.digest({password!r}))"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
-    assert other.stdout.strip() != shown, "another process, that was given no key, makes another digest"
+    assert other.stdout.strip() != output, "another process, that was given no key, makes another digest"
 
 
 def test_a_digest_without_a_key_of_a_whole_command_is_hidden_too() -> None:

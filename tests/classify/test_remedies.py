@@ -169,10 +169,12 @@ ROWS: list[tuple[str, FailureVerdict, FailureVerdict]] = [
 ]
 
 
-@pytest.mark.parametrize(("part", "seen", "unseen"), ROWS, ids=[f"{seen.cause}: {part}" for part, seen, _ in ROWS])
-def test_a_hint_is_given_where_what_it_names_was_seen_and_only_there(part: str, seen: FailureVerdict, unseen: FailureVerdict) -> None:
-    assert seen.cause is unseen.cause
-    assert [text for text in hints(seen) if part in text], hints(seen)
+@pytest.mark.parametrize(("part", "failure_verdict", "unseen"), ROWS, ids=[f"{seen.cause}: {part}" for part, seen, _ in ROWS])
+def test_a_hint_is_given_where_what_it_names_was_seen_and_only_there(
+    part: str, failure_verdict: FailureVerdict, unseen: FailureVerdict
+) -> None:
+    assert failure_verdict.cause is unseen.cause
+    assert [text for text in hints(failure_verdict) if part in text], hints(failure_verdict)
     assert not [text for text in hints(unseen) if part in text], hints(unseen)
 
 

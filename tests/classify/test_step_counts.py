@@ -32,8 +32,8 @@ from supervisor.classify.step_counts import StepCount, count_of, newest_count
     ],
 )
 def test_a_line_counts_the_steps_of_the_training_or_nothing(line: str, count: tuple[int, int, int | None, int | None] | None) -> None:
-    found = count_of(line)
-    assert (None if found is None else (found.done, found.total, found.epoch, found.epochs)) == count
+    step_count = count_of(line)
+    assert (None if step_count is None else (step_count.done, step_count.total, step_count.epoch, step_count.epochs)) == count
 
 
 def test_the_newest_line_that_counts_is_taken_and_named_as_it_says_it() -> None:

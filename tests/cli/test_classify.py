@@ -55,14 +55,14 @@ def answers(done: subprocess.CompletedProcess[bytes]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def one(*arguments: str, cwd: Path, stdin: bytes | None = None) -> dict[str, Any]:
+def classification(*arguments: str, cwd: Path, stdin: bytes | None = None) -> dict[str, Any]:
     (answer,) = answers(classify("--json", *arguments, cwd=cwd, stdin=stdin))
     return answer
 
 
 def test_json_has_cause_culprit_facts_and_evidence_with_line_numbers(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(OOM)
-    answer = one("a.log", cwd=tmp_path)
+    answer = classification("a.log", cwd=tmp_path)
     assert {key: answer[key] for key in ("path", "cause", "rank", "gpu", "runner_up")} == {
         "path": "a.log", "cause": "cuda_oom", "rank": 3, "gpu": "3", "runner_up": None,
     }  # fmt: skip
@@ -82,13 +82,13 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
     assert (done.returncode, done.stderr) == (0, b"")
     assert max(map(len, lines)) <= width
     text = " ".join(" ".join(lines).split())
-    for shown in (
+    for output in (
         "what The GPU ran out of memory: 2.0 GiB asked for",
         "where rank 3, GPU 3 /home/user/train.py:80 in main", "cause cuda_oom, 97 % sure",
         "evidence line 5: rank 3: torch.OutOfMemoryError: CUDA out of memory.", "asked 2.0 GiB",
         "do Halve the micro-batch and double the gradient accumulation",
     ):  # fmt: skip
-        assert shown in text, text
+        assert output in text, text
     assert " ... " not in text, "nothing is cut"
     assert "End other processes" not in text, "the log shows none that hold memory"
 
@@ -116,13 +116,13 @@ def test_the_rules_are_one_table_and_what_they_find_in_a_log_is_shown(tmp_path: 
     assert len({row.split()[0] for row in table}) == len(table)
     assert {"cuda_oom.torch", "loss.nan", "my.rule"} < {row.split()[0] for row in table}
     (tmp_path / "a.log").write_text("step 1 loss: 2.5\nstep 2 loss: nan\nstep 3 loss: nan\n")
-    assert one("a.log", cwd=tmp_path)["strange"] == ["loss is NaN, 2 times in a row (step 3)"]
+    assert classification("a.log", cwd=tmp_path)["strange"] == ["loss is NaN, 2 times in a row (step 3)"]
     assert "loss is NaN, 2 times in a row (step 3)" in classify("a.log", cwd=tmp_path).stdout.decode()
 
 
 def test_standard_input_is_read_and_may_stand_among_files(tmp_path: Path) -> None:
     (tmp_path / "healthy.log").write_text(HEALTHY)
-    assert one("-", cwd=tmp_path, stdin=OOM.encode())["cause"] == "cuda_oom"
+    assert classification("-", cwd=tmp_path, stdin=OOM.encode())["cause"] == "cuda_oom"
     both = answers(classify("--json", "healthy.log", "-", cwd=tmp_path, stdin=OOM.encode()))
     assert [(a["path"], a["cause"]) for a in both] == [("healthy.log", "none"), ("-", "cuda_oom")]
 
@@ -166,7 +166,7 @@ def attempt(place: Path) -> Path:
 
 def test_the_files_of_an_attempt_are_one_incident_with_ranks_from_their_names(tmp_path: Path) -> None:
     attempt(tmp_path)
-    answer = one("attempts/0003", cwd=tmp_path)
+    answer = classification("attempts/0003", cwd=tmp_path)
     assert (answer["path"], answer["cause"], answer["rank"]) == ("attempts/0003", "cuda_oom", 1)
     first = answer["evidence"][0]
     assert (first["file"], first["line"], first["rank"]) == ("rank-1.err", 5, 1)
@@ -181,16 +181,16 @@ def test_of_an_attempt_the_rank_that_fell_silent_first_is_the_culprit(tmp_path: 
     for rank, changed_at in ((0, 20), (1, 15)):
         (directory / f"rank-{rank}.err").write_text("x\n" * (10 if rank else 0) + error)
         os.utime(directory / f"rank-{rank}.err", (1_800_000_000 + changed_at,) * 2)
-    assert one("attempts", cwd=tmp_path)["rank"] == 1
+    assert classification("attempts", cwd=tmp_path)["rank"] == 1
     os.utime(directory / "rank-0.err", (1_800_000_000,) * 2)
-    assert one("attempts", cwd=tmp_path)["rank"] == 0
+    assert classification("attempts", cwd=tmp_path)["rank"] == 0
 
 
 def test_what_a_rank_survived_is_no_cause_and_what_another_one_printed_later_changes_nothing(tmp_path: Path) -> None:
     directory = attempt(tmp_path)
     (directory / "rank-1.err").write_text("no failure\n")
     (directory / "rank-0.err").write_text(OOM + "".join(f"step {step} loss 2.{step}\n" for step in range(300)))
-    assert one("attempts", cwd=tmp_path)["cause"] != "cuda_oom"
+    assert classification("attempts", cwd=tmp_path)["cause"] != "cuda_oom"
 
 
 def test_what_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_what_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> No
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(OOM.encode()))
     done = classify("--json", "gone.log", "a.log.gz", "a.log", cwd=tmp_path)
     assert [a["path"] for a in answers(done)] == ["a.log"]
-    told = done.stderr.decode()
-    assert "error: cannot read gone.log: No such file or directory" in told
-    assert "error: cannot read a.log.gz: it is packed, or a program" in told
-    assert "zcat LOG.gz | supervise classify -" in told
+    errors = done.stderr.decode()
+    assert "error: cannot read gone.log: No such file or directory" in errors
+    assert "error: cannot read a.log.gz: it is packed, or a program" in errors
+    assert "zcat LOG.gz | supervise classify -" in errors
 
 
 @pytest.mark.parametrize("arguments", [(), ("gone.log",), ("empty",), ("--json", "gone.log")])
@@ -216,11 +216,11 @@ def test_nothing_to_read_is_64_with_what_helps(tmp_path: Path, arguments: tuple[
 
 def test_an_empty_log_is_unknown_not_healthy(tmp_path: Path) -> None:
     (tmp_path / "a.log").touch()
-    answer = one("a.log", cwd=tmp_path)
+    answer = classification("a.log", cwd=tmp_path)
     assert (answer["cause"], answer["summary"], answer["evidence"]) == ("unknown", "the log is empty", [])
-    shown = classify("a.log", cwd=tmp_path).stdout
-    assert b"The log is empty" in shown
-    assert b"failed" not in shown.partition(b" do ")[0], "of a log that shows nothing nobody knows that something failed"
+    stdout = classify("a.log", cwd=tmp_path).stdout
+    assert b"The log is empty" in stdout
+    assert b"failed" not in stdout.partition(b" do ")[0], "of a log that shows nothing nobody knows that something failed"
 
 
 @pytest.mark.parametrize(
@@ -235,12 +235,12 @@ def test_an_empty_log_is_unknown_not_healthy(tmp_path: Path) -> None:
 )
 def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log: bytes, problem: str) -> None:
     (tmp_path / "a.log").write_bytes(log)
-    answer = one("a.log", cwd=tmp_path)
+    answer = classification("a.log", cwd=tmp_path)
     # a bar that is not full says one thing more
     summary = answer["summary"].removesuffix("; the log stops in mid-run")
     assert (answer["cause"], summary) == (("unknown", problem) if problem else ("none", "no sign of a failure"))
     (tmp_path / "b.log").write_bytes(log + b"\n" + OOM.encode())
-    answer = one("b.log", cwd=tmp_path)
+    answer = classification("b.log", cwd=tmp_path)
     assert answer["cause"] == "cuda_oom"
     assert answer["evidence"][0]["line"] == 6 + log.count(b"\n")
 
@@ -280,10 +280,10 @@ def test_escapes_and_secrets_of_a_log_do_not_reach_the_terminal(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "told", ["password=correcthorse", "api_key: abcdefghijklmnop", "https://me:correcthorse@host/", "hf_abcdefghijklmnopqrstuvwx9"]
+    "text", ["password=correcthorse", "api_key: abcdefghijklmnop", "https://me:correcthorse@host/", "hf_abcdefghijklmnopqrstuvwx9"]
 )
-def test_an_exceptions_secrets_are_in_no_field_of_the_answer(tmp_path: Path, told: str) -> None:
-    log = f'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    login()\nRuntimeError: refused {told}\n'
+def test_an_exceptions_secrets_are_in_no_field_of_the_answer(tmp_path: Path, text: str) -> None:
+    log = f'Traceback (most recent call last):\n  File "train.py", line 3, in main\n    login()\nRuntimeError: refused {text}\n'
     (tmp_path / "a.log").write_text(log)
     (answer,) = answers(classify("--json", "a.log", cwd=tmp_path))
     assert answer["cause"] == "user_code"
@@ -305,7 +305,7 @@ def test_signatures_of_the_users_own_are_used_and_a_bad_row_spoils_no_other(tmp_
     assert done.stderr.decode().count("warning: ") == 1
     assert "warning: signature data_error.bad of " in done.stderr.decode()
     (tmp_path / "b.log").write_text(OOM)
-    assert one("b.log", cwd=tmp_path)["cause"] == "cuda_oom"
+    assert classification("b.log", cwd=tmp_path)["cause"] == "cuda_oom"
 
 
 def test_a_file_of_signatures_that_is_not_toml_is_a_warning(tmp_path: Path) -> None:
@@ -318,10 +318,10 @@ def test_a_file_of_signatures_that_is_not_toml_is_a_warning(tmp_path: Path) -> N
 
 def test_a_file_of_signatures_that_is_gone_or_others_may_write_is_78(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(OOM)
-    gone = classify("a.log", cwd=tmp_path, SUPERVISE_CLASSIFY_SIGNATURES="mine.toml")
-    assert gone.returncode == 78
-    assert b"mine.toml: no such file" in gone.stderr
-    assert b"Correct classify.signatures (environment SUPERVISE_CLASSIFY_SIGNATURES)" in gone.stderr
+    result = classify("a.log", cwd=tmp_path, SUPERVISE_CLASSIFY_SIGNATURES="mine.toml")
+    assert result.returncode == 78
+    assert b"mine.toml: no such file" in result.stderr
+    assert b"Correct classify.signatures (environment SUPERVISE_CLASSIFY_SIGNATURES)" in result.stderr
     (tmp_path / "mine.toml").touch()
     (tmp_path / "mine.toml").chmod(0o666)
     refused = classify("a.log", cwd=tmp_path, SUPERVISE_CLASSIFY_SIGNATURES="mine.toml")
@@ -348,9 +348,9 @@ def test_a_reader_that_has_enough_is_no_failure(tmp_path: Path, unbuffered: str)
         assert process.stderr is not None
         process.stdout.readline()
         process.stdout.close()
-        told = process.stderr.read()
-        assert process.wait(60) == 0, told
-    assert told == b""
+        errors = process.stderr.read()
+        assert process.wait(60) == 0, errors
+    assert errors == b""
 
 
 @pytest.mark.bench("only")
@@ -388,9 +388,9 @@ def test_a_pattern_of_the_users_own_that_has_no_end_is_left_out_with_one_word(tm
     (tmp_path / "a.log").write_text(("x" * 12_000 + "\n") * 50 + OOM)
     done = classify("--json", "a.log", cwd=tmp_path, SUPERVISE_CLASSIFY_SIGNATURES="mine.toml")
     assert answers(done)[0]["cause"] == "cuda_oom"
-    told = done.stderr.decode()
-    assert told.count("data_error.endless") == 1
-    assert "is not in use: its search of one line may take too long (without end)" in told
+    errors = done.stderr.decode()
+    assert errors.count("data_error.endless") == 1
+    assert "is not in use: its search of one line may take too long (without end)" in errors
 
 
 def test_a_file_of_signatures_that_cannot_be_read_is_called_that(tmp_path: Path) -> None:
@@ -405,13 +405,13 @@ def test_a_file_of_signatures_that_cannot_be_read_is_called_that(tmp_path: Path)
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
 def test_a_log_in_utf_16_is_read(tmp_path: Path, encoding: str) -> None:
     (tmp_path / "a.log").write_bytes(OOM.encode(encoding))
-    answer = one("a.log", cwd=tmp_path)
+    answer = classification("a.log", cwd=tmp_path)
     assert (answer["cause"], answer["rank"], answer["evidence"][0]["line"]) == ("cuda_oom", 3, 5)
 
 
 def test_a_file_of_an_attempt_by_itself_is_of_the_rank_in_its_name(tmp_path: Path) -> None:
     (tmp_path / "rank-3.err").write_text(OOM.replace("[rank3]: ", ""))
-    assert one("rank-3.err", cwd=tmp_path)["rank"] == 3
+    assert classification("rank-3.err", cwd=tmp_path)["rank"] == 3
 
 
 @pytest.mark.bench("only")  # what is read of it, and in how much memory, tests/classify holds
@@ -465,29 +465,29 @@ ABORT = "step 10 loss 2.31\nckpt-writer[3]: pwrite(fd=41, 1048576) -> -1 (EROFS)
 
 def test_an_explanation_shows_what_was_seen_what_outranked_what_and_a_row(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(ABORT)
-    answer = one("--explain", "a.log", cwd=tmp_path)
+    answer = classification("--explain", "a.log", cwd=tmp_path)
     assert [(row["line"], row["cause"], row["is"]) for row in answer["weighed"]] == [
         (2, "io_error", "the cause"),
         (3, "unknown_native_abort", "may follow from io_error (line 2)"),
     ]
     done = classify("--explain", "a.log", cwd=tmp_path, COLUMNS="160")
-    shown = done.stdout.decode()
+    output = done.stdout.decode()
     assert (done.returncode, done.stderr) == (0, b"")
     for words in ("the candidates", "the cause", "may follow from io_error (line 2)", "[[signature]]", "anchors = "):
-        assert words in shown
+        assert words in output
 
 
 def test_the_row_of_an_explanation_names_the_cause_once_it_stands_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("loader 7: the shelf 12 of the vault is closed, error 4410\nFatal Python error: vault closed\n")
-    row = one("--explain", "a.log", cwd=tmp_path)["row"]
+    row = classification("--explain", "a.log", cwd=tmp_path)["row"]
     (tmp_path / "signatures.toml").write_text(row.replace("unknown_native_abort", "vault_closed"))
     (tmp_path / "supervise.toml").write_text('[classify]\nsignatures = ["signatures.toml"]\n')
-    answer = one("a.log", cwd=tmp_path)
+    answer = classification("a.log", cwd=tmp_path)
     assert (answer["cause"], answer["confidence"]) == ("vault_closed", 0.9)
 
 
 def test_an_explanation_of_a_log_without_a_sign_says_so(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("reading 4 files\n")
-    shown = classify("--explain", "a.log", cwd=tmp_path).stdout.decode()
-    assert "Nothing in the log claims a cause." in shown
-    assert "the words of your error" in shown
+    output = classify("--explain", "a.log", cwd=tmp_path).stdout.decode()
+    assert "Nothing in the log claims a cause." in output
+    assert "the words of your error" in output

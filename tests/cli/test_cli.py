@@ -153,7 +153,7 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["--keep", "3"], "no command given\nsupervise: Write it behind `--`"),
         (["--"], "nothing follows `--`"),
@@ -208,12 +208,12 @@ def test_a_flag_behind_run_wins_over_the_same_before_it(started: list[tuple[Sett
     ],
 )
 def test_a_command_line_that_is_wrong_is_64_with_what_helps(
-    started: list[tuple[Settings, list[str]]], capfd: pytest.CaptureFixture[str], arguments: list[str], said: str
+    started: list[tuple[Settings, list[str]]], capfd: pytest.CaptureFixture[str], arguments: list[str], text: str
 ) -> None:
     assert main.main(arguments) == 64
     out, err = capfd.readouterr()
     assert (out, started) == ("", [])
-    assert said in err
+    assert text in err
     assert err.startswith("supervise: error: ")
     assert len(err.splitlines()) == 2
 
@@ -236,9 +236,9 @@ def test_help_and_version_are_commands_too(capfd: pytest.CaptureFixture[str]) ->
     assert first == second
     for words in ([], ["why"], ["checkpoints", "verify"]):
         assert main.main([*words, "--help"]) == 0
-        asked = capfd.readouterr().out
+        out = capfd.readouterr().out
         assert main.main(["help", *words]) == 0
-        assert capfd.readouterr().out == asked
+        assert capfd.readouterr().out == out
 
 
 WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
@@ -246,7 +246,7 @@ WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("arguments", "environ", "code", "said"),
+    ("arguments", "environ", "code", "text"),
     few_rows(
         [
             (["--set", "health.evict_on=foo"], {}, 64, "health.evict_on (command line --set health.evict_on): there is no check 'foo'"),
@@ -263,11 +263,11 @@ WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
         4,
     ),
 )
-def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, said: str) -> None:
+def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, text: str) -> None:
     """No run is opened that `why` would later call a death."""
     done = supervise(*arguments, "--", "true", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), **environ})
     assert (done.returncode, list(tmp_path.iterdir())) == (code, [])
-    assert said in done.stderr
+    assert text in done.stderr
     assert len(done.stderr.splitlines()) == 2
 
 
@@ -321,10 +321,10 @@ def test_a_bug_of_ours_is_70_in_one_line_that_names_the_traceback(
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         assert main.main(["--", "true"]) == 70
         (line,) = capfd.readouterr().err.splitlines()
-        found = re.search(r"the traceback is in (\S+)$", line)
-        assert found is not None
+        match = re.search(r"the traceback is in (\S+)$", line)
+        assert match is not None
         assert type(error).__name__ in line
-        assert "Traceback (most recent call last)" in Path(found[1]).read_text(encoding="utf-8")
+        assert "Traceback (most recent call last)" in Path(match[1]).read_text(encoding="utf-8")
 
 
 LIGHT = [
@@ -544,23 +544,23 @@ def test_a_package_of_the_user_s_that_is_named_as_ours_is_passed_by(tmp_path: Pa
     assert done.stdout == "42\n"
 
 
-@pytest.mark.parametrize(("group", "one"), [("checkpoints", "latest"), ("config", "show")])
-def test_a_group_alone_is_a_mistake_that_names_its_commands(capfd: pytest.CaptureFixture[str], group: str, one: str) -> None:
+@pytest.mark.parametrize(("group", "text"), [("checkpoints", "latest"), ("config", "show")])
+def test_a_group_alone_is_a_mistake_that_names_its_commands(capfd: pytest.CaptureFixture[str], group: str, text: str) -> None:
     assert main.main([group]) == 64
     what, help_ = capfd.readouterr().err.splitlines()
     assert what == f"supervise: error: missing command: supervise {group} ..."
-    assert one in help_
+    assert text in help_
     assert f"supervise {group} --help" in help_
 
 
 def test_the_help_calls_things_by_their_names(capfd: pytest.CaptureFixture[str]) -> None:
     assert main.main(["drill", "--help"]) == 0
-    said = capfd.readouterr().out
-    assert said.startswith("Usage: supervise drill [OPTIONS] KIND -- CMD...\n")
+    out = capfd.readouterr().out
+    assert out.startswith("Usage: supervise drill [OPTIONS] KIND -- CMD...\n")
     assert main.main(["run", "--help"]) == 0
-    said += capfd.readouterr().out
+    out += capfd.readouterr().out
     assert {"--checkpoints GLOB", "--mirror URL", "--set SECTION.KEY=VALUE", "--knob NAME=WHERE"} <= {
-        " ".join(words) for words in re.findall(r"^  (--\S+) (\S+)", said, flags=re.MULTILINE)
+        " ".join(words) for words in re.findall(r"^  (--\S+) (\S+)", out, flags=re.MULTILINE)
     }
 
 
@@ -570,8 +570,8 @@ def test_each_command_that_a_person_calls_is_in_one_group_of_the_help_and_each_f
     grouped = [name for names in commands.GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(path for path in commands.COMMANDS if " " not in path and path not in commands.HIDDEN)
     assert main.main(["--help"]) == 0
-    shown = capsys.readouterr().out
+    out = capsys.readouterr().out
     flags = {param.opts[0] for param in load_command("run").params}
     assert {flag for names in commands.OPTIONS.values() for flag in names} <= flags
-    assert re.findall(r"^(\w[\w ]*):$", shown, re.MULTILINE) == [*commands.GROUPS, *commands.OPTIONS, "More"], "commands first"
-    assert all(len(re.findall(rf"^  {name} ", shown, re.MULTILINE)) == 1 for name in grouped)
+    assert re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE) == [*commands.GROUPS, *commands.OPTIONS, "More"], "commands first"
+    assert all(len(re.findall(rf"^  {name} ", out, re.MULTILINE)) == 1 for name in grouped)

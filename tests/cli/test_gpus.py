@@ -104,8 +104,8 @@ def supervise(place: Path, *words: str, path: str = "") -> subprocess.CompletedP
 
 @pytest.mark.process
 def test_a_person_sees_why_a_gpu_is_out_of_use_and_puts_it_back(tmp_path: Path) -> None:
-    kept = GpuQuarantine(tmp_path / "state", identity.node_name())
-    kept.quarantine(entry(A, t=time.time()))
+    gpu_quarantine = GpuQuarantine(tmp_path / "state", identity.node_name())
+    gpu_quarantine.quarantine(entry(A, t=time.time()))
     options = ("--state-dir", str(tmp_path / "state"))
     shown = supervise(tmp_path, "nodes", "gpus", *options)
     assert shown.returncode == 0, shown.stderr

@@ -39,42 +39,42 @@ def package(root: Path, whose: str) -> Path:
 
 
 def whose(name: str) -> str:
-    found: str = importlib.import_module(name).WHOSE
-    return found
+    text: str = importlib.import_module(name).WHOSE
+    return text
 
 
 def test_ours_is_found_although_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = package(tmp_path / "ours", "ours")
-    monkeypatch.syspath_prepend(ours)
+    path = package(tmp_path / "ours", "ours")
+    monkeypatch.syspath_prepend(path)
     monkeypatch.syspath_prepend(package(tmp_path / "project", "theirs"))
-    pin_our_packages(ours)
+    pin_our_packages(path)
     assert {whose(f"{name}{part}") for name in NAMES for part in ("", ".part")} == {"ours"}
 
 
 def test_a_module_of_the_users_is_passed_by_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = package(tmp_path / "ours", "ours")
-    monkeypatch.syspath_prepend(ours)
+    path = package(tmp_path / "ours", "ours")
+    monkeypatch.syspath_prepend(path)
     (tmp_path / "health.py").write_text("raise SystemExit('the wrong one')\n", encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    pin_our_packages(ours)
+    pin_our_packages(path)
     assert whose("health.part") == "ours"
 
 
 @pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
 def test_an_installed_package_before_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    ours = package(tmp_path / "ours", "ours")
+    path = package(tmp_path / "ours", "ours")
     theirs = package(tmp_path / name, "theirs")
-    monkeypatch.syspath_prepend(ours)
+    monkeypatch.syspath_prepend(path)
     monkeypatch.syspath_prepend(theirs)
     with pytest.raises(SuperviseError) as caught:
-        pin_our_packages(ours)
+        pin_our_packages(path)
     assert caught.value.exit_code == ExitCode.CONFIG
     assert str(theirs / NAMES[0] / "__init__.py") in caught.value.message
 
 
 def test_where_nothing_shadows_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = package(tmp_path / "ours", "ours")
-    monkeypatch.syspath_prepend(ours)
-    pin_our_packages(ours)
+    path = package(tmp_path / "ours", "ours")
+    monkeypatch.syspath_prepend(path)
+    pin_our_packages(path)
     assert set(NAMES).isdisjoint(sys.modules)
     assert whose("health") == "ours"

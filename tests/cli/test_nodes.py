@@ -23,10 +23,10 @@ from supervisor.launch import system_command
 from supervisor.node import exclusions
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
-from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.several import JobOfNodes
 from tests.e2e.conftest import clean_environment
 from tests.support.few import few_rows
+from tests.support.recorded_job import RecordedJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,23 +63,27 @@ def ledger(settings: Settings, node: str) -> GpuQuarantine:
 def listed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, object]]:
     capsys.readouterr()
     assert nodes.ls(settings, None, as_json=True) == 0
-    return {one["node"]: one for one in json.loads(capsys.readouterr().out)["nodes"]}
+    return {row["node"]: row for row in json.loads(capsys.readouterr().out)["nodes"]}
 
 
 def test_an_exclusion_holds_until_the_node_is_allowed_and_leaves_its_gpus_as_they_are(settings: Settings) -> None:
-    one = ledger(settings, "gpu-2")
+    gpu_quarantine = ledger(settings, "gpu-2")
     gpu = QuarantinedGpu("GPU-a", "0000:3b:00.0", "xid 79", "line", 1000.0, "bert", "run-1")
-    one.quarantine(gpu)
-    one.exclude("hf_token=SECRETVALUE123 and its fan is loud", 1000.0)
-    (found,) = exclusions.excluded(Path(settings.job.state_dir))
-    assert (found.node, found.t, found.by) == ("gpu-2", 1000.0, "person")
-    assert found.reason.endswith("its fan is loud")
-    assert "SECRETVALUE123" not in one.path.read_text()
-    one.clear("all", 1001.0)
-    assert one.exclusion() == found, "that is for GPUs"
-    one.quarantine(replace(gpu, t=1002.0))
-    assert one.allow(1003.0) == found
-    assert (one.exclusion(), one.allow(1004.0), [held.uuid for held in one.held(1004.0)]) == (None, None, ["GPU-a"])
+    gpu_quarantine.quarantine(gpu)
+    gpu_quarantine.exclude("hf_token=SECRETVALUE123 and its fan is loud", 1000.0)
+    (node_exclusion,) = exclusions.excluded(Path(settings.job.state_dir))
+    assert (node_exclusion.node, node_exclusion.t, node_exclusion.by) == ("gpu-2", 1000.0, "person")
+    assert node_exclusion.reason.endswith("its fan is loud")
+    assert "SECRETVALUE123" not in gpu_quarantine.path.read_text()
+    gpu_quarantine.clear("all", 1001.0)
+    assert gpu_quarantine.exclusion() == node_exclusion, "that is for GPUs"
+    gpu_quarantine.quarantine(replace(gpu, t=1002.0))
+    assert gpu_quarantine.allow(1003.0) == node_exclusion
+    assert (gpu_quarantine.exclusion(), gpu_quarantine.allow(1004.0), [held.uuid for held in gpu_quarantine.held(1004.0)]) == (
+        None,
+        None,
+        ["GPU-a"],
+    )
     assert not ledger(settings, "gpu-3").exclusion()
 
 
@@ -87,7 +91,7 @@ def test_each_node_is_listed_with_its_state_what_it_has_out_of_use_why_and_since
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(settings.job.state_dir)
-    job = JobOfNodes(Written, root, HERE, "gpu-2", "gpu-3.cluster")
+    job = JobOfNodes(RecordedJob, root, HERE, "gpu-2", "gpu-3.cluster")
     job.meet(1, 1)
     job.train(5, 7)
     job.fail(10, "gpu-3.cluster", lost=True)
@@ -314,8 +318,8 @@ def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is
     (tmp_path / "calls").touch()
     command = ["supervise", "slurm", "requeue", "--elsewhere", "--state-dir", settings.job.state_dir]
     done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-    asked = (tmp_path / "calls").read_text().splitlines()
-    assert (done.returncode, [row for row in asked if not row.startswith("-o show")]) == (code, calls)
+    lines = (tmp_path / "calls").read_text().splitlines()
+    assert (done.returncode, [row for row in lines if not row.startswith("-o show")]) == (code, calls)
     assert line in done.stderr
     assert bool(done.stderr) == bool(line)
 
@@ -366,21 +370,21 @@ def test_a_job_has_one_exit_code_whatever_nodes_that_were_lost_or_left_ended_wit
 ) -> None:
     for node, starts in lives.items():
         for began, ended, own in starts:
-            one = Written(tmp_path / "state", "slurm-4711", node)
-            one.T0 += began
-            one.begin()
+            job = RecordedJob(tmp_path / "state", "slurm-4711", node)
+            job.T0 += began
+            job.begin()
             if ended is not None:
-                one.end(own, ended - began)
-            one.close()
-    Written(tmp_path / "state", "slurm-4712").end(130)
+                job.end(own, ended - began)
+            job.close()
+    RecordedJob(tmp_path / "state", "slurm-4712").end(130)
     assert batch.job_exit_code(tmp_path / "state", "slurm-4711", highest) == code
 
 
 @pytest.mark.process
 def test_a_batch_script_asks_for_it(tmp_path: Path) -> None:
-    one = Written(tmp_path / "state", "slurm-4711", "n1")
-    one.begin()
-    one.end(75)
+    job = RecordedJob(tmp_path / "state", "slurm-4711", "n1")
+    job.begin()
+    job.end(75)
     command = ["supervise", "slurm", "exit-code", "--state-dir", "state", "137"]
     environ = clean_environment(SLURM_JOB_ID="4711")
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603

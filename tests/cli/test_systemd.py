@@ -19,8 +19,8 @@ from supervisor.errors import SuperviseError
 from supervisor.job import identity, known_jobs
 from supervisor.run import start
 from tests.cli.jobs import stories
-from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.stories import Story
+from tests.support.recorded_job import RecordedJob
 
 USER = next(row.pw_name for row in pwd.getpwall() if row.pw_uid != 0)
 
@@ -215,7 +215,7 @@ def test_a_run_that_ended_for_another_reason_than_its_last_incident_is_alerted(c
     for give_up in (True, False):
         root = configured / ("given up" if give_up else "resolved")
         monkeypatch.setenv("SUPERVISE_STATE_DIR", str(root))
-        job = Written(root, "bert")
+        job = RecordedJob(root, "bert")
         if give_up:
             stories.bug(partial(Story, job))
         else:

@@ -43,10 +43,10 @@ def test_a_failure_that_was_not_charged_does_not_count() -> None:
     ],
 )
 def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: tuple[Failure, ...], left: int | None) -> None:
-    found = balance(before, cause, T, Policy(period_s=3600, recurring_stop=5, restart=Restart(intensity=3)))
-    assert bool(found.refusal) == (left is None)
-    assert found.left == (left or 0) or found.refusal
-    assert found.charged == (cause is not Cause.RENDEZVOUS)
+    budget_balance = balance(before, cause, T, Policy(period_s=3600, recurring_stop=5, restart=Restart(intensity=3)))
+    assert bool(budget_balance.refusal) == (left is None)
+    assert budget_balance.left == (left or 0) or budget_balance.refusal
+    assert budget_balance.charged == (cause is not Cause.RENDEZVOUS)
 
 
 @pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 4)])
@@ -106,8 +106,8 @@ def test_the_node_that_decides_counts_what_another_node_saved_as_progress() -> N
     state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=2, checkpoints_declared=True)))
     attempt = Attempt(5, members=("a/1", "b/1"), me="a/1", ended=True, evidence=(Evidence("exit", "signal", "9", 0),))
     failures = tuple(failure(attempt=n, t=T - 10, step=90 + n, fingerprint=f"kind {n}") for n in (1, 2, 3))
-    seen = CheckpointRef("step-90.pt", 90, "structure")
-    state = replace(state, run=replace(state.run, failures=failures, saved_high_water=90, newest=seen), attempt=attempt)
+    checkpoint_ref = CheckpointRef("step-90.pt", 90, "structure")
+    state = replace(state, run=replace(state.run, failures=failures, saved_high_water=90, newest=checkpoint_ref), attempt=attempt)
 
     def decided(saved: int) -> str:
         other = NodeReport("b/1", Attempt(5, ended=True, evidence=(), saved_steps=SavedSteps(saved, saved)))

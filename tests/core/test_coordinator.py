@@ -37,8 +37,8 @@ class Node:
         number, (rank,) = self.state.attempt.number, self.state.attempt.ranks
         self.feed(events.RankExited(t, number, events.RankExit(rank.rank, rank.pid, 1, signal=signal)))
         self.feed(events.AttemptEnded(t + 0.1, number, "failed"))
-        seen = Evidence("exit", "signal", str(signal), rank.rank, t=t)
-        self.feed(events.EvidenceCollected(t + 0.2, number, self.state.incidents, (seen,)))
+        evidence = Evidence("exit", "signal", str(signal), rank.rank, t=t)
+        self.feed(events.EvidenceCollected(t + 0.2, number, self.state.incidents, (evidence,)))
         attempt = self.state.attempt
         return NodeReport(attempt.me, attempt, self.state.gpus, self.state.run)
 

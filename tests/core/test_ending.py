@@ -239,8 +239,8 @@ def test_a_rank_that_is_killed_in_the_last_save_is_started_again(verified: tuple
 
 @pytest.mark.parametrize(("cause", "code"), [(Cause.PREEMPTED, 75), (Cause.INTERRUPTED, 130)])
 def test_who_ends_a_job_from_outside_is_answered_after_the_last_step_too(cause: Cause, code: int) -> None:
-    asked = Evidence("host", "asked", "it was asked to end", 0, 11.0, claim=Claim(cause, 0.97))
-    answer = decision(failed((*rank(0, signal=15, over=True), asked), rank(1, code=0, over=True)))
+    evidence = Evidence("host", "asked", "it was asked to end", 0, 11.0, claim=Claim(cause, 0.97))
+    answer = decision(failed((*rank(0, signal=15, over=True), evidence), rank(1, code=0, over=True)))
     assert (answer.verdict.cause, answer.plan.exit_code) == (cause, code)
 
 
@@ -307,7 +307,7 @@ IN_A_BARRIER = Hang(
 def test_a_process_that_does_not_leave_is_ended_as_an_incident_of_its_own_and_never_with_0(launcher: Launcher) -> None:
     state = replace(RUNNING, run=Run(policy=Policy(launcher=launcher, on_hang="restart")))
     state, actions = decide(state, LATE)
-    assert [type(one).__name__ for one in actions] == ["KeepLook", "Alert"], "for 10 minutes it may be uploading"
+    assert [type(action).__name__ for action in actions] == ["KeepLook", "Alert"], "for 10 minutes it may be uploading"
     state, actions = decide(state, OVER)
     assert any(isinstance(action, StopRanks) for action in actions)
     (opened,) = (action for action in actions if isinstance(action, OpenIncident))
@@ -327,8 +327,8 @@ def test_a_process_that_does_not_leave_is_only_reported_unless_the_user_asks_for
     state = replace(RUNNING, run=Run(policy=Policy(on_hang=action)))
     for event, then in ((LATE, "once nothing of it has worked for 10 minutes"), (OVER, "and trains nothing again")):
         state, actions = decide(state, event)
-        assert [type(one).__name__ for one in actions] == ["KeepLook", "Alert"]
-        assert then in next(one.text for one in actions if isinstance(one, Alert))
+        assert [type(action).__name__ for action in actions] == ["KeepLook", "Alert"]
+        assert then in next(action.text for action in actions if isinstance(action, Alert))
         assert state.stage is Stage.RUNNING
         assert not any(isinstance(one, Alert) for one in decide(state, event)[1]), "once"
 
@@ -362,7 +362,7 @@ def ended(state: JobState, *left: int) -> tuple[JobState, ReportDecision]:
 @pytest.mark.parametrize(("left", "code"), [((0,), 0), ((1,), 124), ((), 124)], ids=["rank 0", "another rank", "nobody"])
 def test_after_the_declared_end_the_run_ends_with_0_only_if_rank_0_had_left_so(left: tuple[int, ...], code: int) -> None:
     state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(100.0, 1, IN_A_BARRIER))
-    assert (state.stage, [type(one).__name__ for one in actions]) == (Stage.RUNNING, ["KeepLook"]), "for 10 minutes nothing is said"
+    assert (state.stage, [type(action).__name__ for action in actions]) == (Stage.RUNNING, ["KeepLook"]), "for 10 minutes nothing is said"
     state, actions = decide(state, events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, still_s=690.0, over=True)))
     assert state.stage is Stage.TEARDOWN
     state, report = ended(state, *left)
@@ -375,14 +375,14 @@ def test_after_the_declared_end_the_run_ends_with_0_only_if_rank_0_had_left_so(l
 def test_what_still_works_behind_the_declared_end_is_never_ended() -> None:
     works = replace(IN_A_BARRIER, still_s=5000.0, working="rank 1 moves 4 KiB/s")
     state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(5000.0, 1, works))
-    assert (state.stage, [type(one).__name__ for one in actions]) == (Stage.RUNNING, ["KeepLook"])
+    assert (state.stage, [type(action).__name__ for action in actions]) == (Stage.RUNNING, ["KeepLook"])
 
 
 @pytest.mark.parametrize("action", ["warn", "auto"])
 def test_after_the_declared_end_only_restart_ends_what_waits_for_a_rank_that_is_gone(action: str) -> None:
     state, actions = decide(declared(action, STEP_200), events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, still_s=690.0, over=True)))
     assert state.stage is Stage.RUNNING
-    (alert,) = (one for one in actions if isinstance(one, Alert))
+    (alert,) = (action for action in actions if isinstance(action, Alert))
     assert alert.text.startswith("the training was over at step 200; rank 1 stands at its exit in barrier (seq 7, train.py:9), for 690 s")
 
 
@@ -494,8 +494,8 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_how_to_go_on_un
 
 @pytest.mark.parametrize(("number", "is_before"), [(0, False), (None, False), (1, True)], ids=["its own", "of no rank", "of a peer"])
 def test_steps_that_only_the_output_of_a_rank_tells_of_are_steps(number: int | None, *, is_before: bool) -> None:
-    told = Evidence("log", "recent_progress", "step 4 loss 2.1", number, 9.0, free_text=True)
+    evidence = Evidence("log", "recent_progress", "step 4 loss 2.1", number, 9.0, free_text=True)
     verdict = FailureVerdict(Cause.USER_CODE, 0.85, "it failed", "user_code:x", rank=0)
     silent = JobState(attempt=Attempt(number=1, world_size=2, started_t=1.0, evidence=()))
     assert judgement.before_first_step(silent, 12.0, verdict, {"phase": "init"})
-    assert judgement.before_first_step(silent.with_attempt(evidence=(told,)), 12.0, verdict, {"phase": "init"}) is is_before
+    assert judgement.before_first_step(silent.with_attempt(evidence=(evidence,)), 12.0, verdict, {"phase": "init"}) is is_before

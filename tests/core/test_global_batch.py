@@ -42,9 +42,11 @@ class Node:
         self.tell(events.NodesGathered(1.0, self.state.attempt.number, 0, 2, self.number, (self.me, "z/1"), ranks))
         return self.of(act.SelectCheckpoint)[0]
 
-    def agrees(self, taken: act.SelectCheckpoint, ranks: int) -> dict[str, str]:
+    def agrees(self, request: act.SelectCheckpoint, ranks: int) -> dict[str, str]:
         """The nodes take what one of them gave; returns what the attempt runs with."""
-        self.tell(events.CheckpointSelected(2.0, self.number, None, 0, agreement=self.number, overrides=taken.overrides, batch=taken.batch))
+        self.tell(
+            events.CheckpointSelected(2.0, self.number, None, 0, agreement=self.number, overrides=request.overrides, batch=request.batch)
+        )
         self.tell(events.AttemptStarted(3.0, self.number, (RankInfo(0, 0, 1, 1),), ranks))
         return dict(self.of(act.BeginAttempt)[0].overrides)
 
@@ -120,12 +122,12 @@ def test_out_of_memory_is_answered_by_what_the_attempt_ran_with_and_not_by_the_c
     node.begins(3)
     node.fails()
     node.begins(2)
-    seen = events.Evidence("error_file", "exception", "torch.OutOfMemoryError: CUDA out of memory.", 0, 3.5)
+    evidence = events.Evidence("error_file", "exception", "torch.OutOfMemoryError: CUDA out of memory.", 0, 3.5)
     phase = events.Evidence("heartbeat", "phase", "train", 0)
     step = events.Evidence("heartbeat", "step", "41", 0)
     node.tell(events.RankExited(4.0, 2, events.RankExit(0, 1, 1, code=1)))
     node.tell(events.AttemptEnded(4.1, 2, "failed"))
-    node.tell(events.EvidenceCollected(4.2, 2, node.state.incidents, (seen, phase, step)))
+    node.tell(events.EvidenceCollected(4.2, 2, node.state.incidents, (evidence, phase, step)))
     reports = (events.NodeReport(node.me, node.state.attempt),)
     node.done = []
     node.tell(events.ReportsGathered(4.3, 2, reports, (), "failure", node.me, "rank 0: exit code 1"))

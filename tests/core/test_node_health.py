@@ -27,15 +27,15 @@ def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(found: tuple[Finding, ...]
     policy = Policy(launcher=Launcher.ELASTIC, health=True, gpus=Gpus(minimum=1), restart=Restart(batch_drift=True))
     judged = findings.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
     assert judged.stop is None
-    assert any(f"3 of {there} ranks" in one.text for one in judged.actions if isinstance(one, PrintMessage))
+    assert any(f"3 of {there} ranks" in action.text for action in judged.actions if isinstance(action, PrintMessage))
 
 
 def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
     state = JobState(gpus=THREE, run=Run(policy=Policy(launcher=Launcher.ELASTIC, health=True), findings=(LOST,), command_nproc=3))
     judged = findings.judged(state, 0.0)
     assert judged.stop is None
-    assert [one.text for one in judged.actions if isinstance(one, PrintMessage)] == ["health: GPU 3: it is lost; the job goes on"]
-    assert not any(isinstance(one, Quarantine) for one in judged.actions)
+    assert [action.text for action in judged.actions if isinstance(action, PrintMessage)] == ["health: GPU 3: it is lost; the job goes on"]
+    assert not any(isinstance(action, Quarantine) for action in judged.actions)
     assert findings.judged(judged.state, 1.0).actions == ()
 
 

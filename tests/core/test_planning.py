@@ -59,8 +59,10 @@ def test_plans_count_the_ranks_that_a_plain_command_started_and_name_its_gpus_as
     assert (actions, state.attempt.live_ranks, state.attempt.world_size) == ((), TWO, 4)
     verdict = FailureVerdict(Cause.GPU_LOST, 1.0, "lost", "gpu:lost", gpu="1")
     gpus = (Gpu(0, "GPU-a"), Gpu(1, "GPU-b"))
-    given = planning.situation(replace(state, gpus=gpus), 3.0, verdict, planning.Place(None, before_first_step=False, phase=Phase.TRAIN))
-    assert (given.ranks, given.world_size, given.pids, given.gpu) == (2, 4, (71, 72), "GPU-b")
+    situation = planning.situation(
+        replace(state, gpus=gpus), 3.0, verdict, planning.Place(None, before_first_step=False, phase=Phase.TRAIN)
+    )
+    assert (situation.ranks, situation.world_size, situation.pids, situation.gpu) == (2, 4, (71, 72), "GPU-b")
     late, _ = decide(
         JobState(stage=Stage.TEARDOWN, run=Run(policy=policy), attempt=Attempt(number=1, ranks=(COMMAND,))), RanksFound(2.0, 1, TWO, 4)
     )

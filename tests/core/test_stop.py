@@ -56,11 +56,11 @@ def late(attempt: int) -> tuple[core_events.Event, ...]:
 
 def played(state: JobState, *events: core_events.Event) -> tuple[JobState, list[act.Action]]:
     """Return the state after the events, and all that was asked for."""
-    asked: list[act.Action] = []
+    orders: list[act.Action] = []
     for event in events:
         state, actions = decide(state, event)
-        asked += actions
-    return state, asked
+        orders += actions
+    return state, orders
 
 
 @pytest.mark.parametrize("signum", [2, 10, 15])
@@ -69,8 +69,8 @@ def test_nothing_is_started_after_a_stop(stage: Stage, signum: int) -> None:
     before, _ = played(initial(), core_events.GpusListed(0.0, (Gpu(0, "GPU-0"), Gpu(1, "GPU-1"))), *BEFORE[stage])
     assert before.stage is stage
     for order in permutations(late(before.attempt.number)):
-        state, asked = played(before, core_events.StopRequested(9.0, signum), *order)
-        assert not any(isinstance(action, (act.BeginAttempt, act.SelectCheckpoint)) for action in asked)
+        state, actions = played(before, core_events.StopRequested(9.0, signum), *order)
+        assert not any(isinstance(action, (act.BeginAttempt, act.SelectCheckpoint)) for action in actions)
         assert not state.awaits_ranks(state.attempt.number)
         assert state.stage is Stage.ENDED
 
@@ -104,17 +104,17 @@ def word(action: act.Action) -> str:
 def effects(signals: Sequence[int], gaps: Gaps, *between: core_events.Event, saves: bool = True) -> tuple[list[list[str]], int]:
     """Return what the ranks get for each signal, and the exit code once they have ended. `between`: after the first signal."""
     state, _ = played(initial(), *BEFORE[Stage.RUNNING], *((SAVES,) if saves else ()))
-    t, got = 10.0, []
+    t, answers = 10.0, []
     for number, signum in enumerate(signals):
         t += gaps[number - 1] if number else 0.0
         state, actions = decide(state, core_events.StopRequested(t, signum, 600.0 if signum in NOTICES else None))
-        got.append([text for action in actions if (text := word(action))])
+        answers.append([text for action in actions if (text := word(action))])
         if not number:
             state, more = played(state, *between)
-            got[0] += [text for action in more if (text := word(action))]
+            answers[0] += [text for action in more if (text := word(action))]
     ended = (core_events.AttemptEnded(t + 1.0, 1, "stopped"), core_events.SaveSearched(t + 1.0, 1, None))
     _, actions = played(state, *ended)
-    return got, next(action.exit_code for action in actions if isinstance(action, act.Finish))
+    return answers, next(action.exit_code for action in actions if isinstance(action, act.Finish))
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_a_signal_after_the_save_finds_ranks_that_are_asked_to_end(signals: tupl
 def test_who_asks_again_waits_for_no_search_of_a_save(second: int, code: int) -> None:
     ended = core_events.AttemptEnded(10.5, 1, "stopped")
     state, _ = played(initial(), *BEFORE[Stage.RUNNING], SAVES, core_events.StopRequested(10.0, SIGUSR1, 600.0), ended)
-    _, asked = played(state, core_events.StopRequested(10.6, second))
-    assert [action.exit_code for action in asked if isinstance(action, act.Finish)] == [code]
+    _, actions = played(state, core_events.StopRequested(10.6, second))
+    assert [action.exit_code for action in actions if isinstance(action, act.Finish)] == [code]
 
 
 def test_a_notice_and_the_time_after_it_are_told_a_script_that_cannot_save() -> None:
@@ -182,7 +182,7 @@ THREE = [(signals, gaps) for signals in product(SIGNALS, repeat=3) for gaps in p
 
 
 @pytest.mark.parametrize(
-    ("signals", "said"),
+    ("signals", "texts"),
     [
         (
             (SIGUSR1, SIGINT, SIGINT),
@@ -192,12 +192,12 @@ THREE = [(signals, gaps) for signals in product(SIGNALS, repeat=3) for gaps in p
         ((SIGINT, SIGHUP), ["SIGINT: ranks are asked to end", "SIGHUP: ranks are killed"]),
     ],
 )
-def test_what_is_said_of_a_further_signal_is_what_it_does(signals: tuple[int, ...], said: list[str]) -> None:
+def test_what_is_said_of_a_further_signal_is_what_it_does(signals: tuple[int, ...], texts: list[str]) -> None:
     stops = [core_events.StopRequested(10.0 + place, signum) for place, signum in enumerate(signals)]
-    _, asked = played(initial(), *BEFORE[Stage.RUNNING], *stops)
-    printed = "; ".join(action.text for action in asked if isinstance(action, act.PrintMessage))
-    assert [text for text in said if text not in printed] == []
-    assert any(isinstance(action, act.EndLauncher) for action in asked) == (len(signals) == 3)
+    _, actions = played(initial(), *BEFORE[Stage.RUNNING], *stops)
+    printed = "; ".join(action.text for action in actions if isinstance(action, act.PrintMessage))
+    assert [text for text in texts if text not in printed] == []
+    assert any(isinstance(action, act.EndLauncher) for action in actions) == (len(signals) == 3)
 
 
 @pytest.mark.parametrize("saved", [False, True])
@@ -211,19 +211,21 @@ def test_of_three_signals_a_person_s_counts_most_then_a_notice(*, saved: bool) -
 def test_of_three_signals_only_one_that_comes_twice_is_passed_over() -> None:
     for signals, gaps in THREE:
         doubled = same_meaning(signals[0], signals[1]) and gaps[0] == NEAR_S
-        got, code = effects(signals, gaps)
+        answers, code = effects(signals, gaps)
         if doubled:
             rest, rest_code = effects((signals[0], signals[2]), (sum(gaps),))
-            assert (got, code) == ([rest[0], [], rest[1]], rest_code), (signals, gaps)
+            assert (answers, code) == ([rest[0], [], rest[1]], rest_code), (signals, gaps)
 
 
 def test_each_further_demand_for_the_end_takes_one_step_more_and_a_notice_takes_none() -> None:
     steps = ["stop", "hurry", "kill"]
     for signals in product(SIGNALS, repeat=3):
-        got, _ = effects(signals, (FAR_S, FAR_S), saves=False)
+        answers, _ = effects(signals, (FAR_S, FAR_S), saves=False)
         demands = [signum for signum in signals if signum not in NOTICES]
-        assert [words for words, signum in zip(got, signals, strict=True) if signum not in NOTICES] == [[w] for w in steps[: len(demands)]]
-        assert not any(words for words, signum in zip(got, signals, strict=True) if signum in NOTICES)
+        assert [words for words, signum in zip(answers, signals, strict=True) if signum not in NOTICES] == [
+            [w] for w in steps[: len(demands)]
+        ]
+        assert not any(words for words, signum in zip(answers, signals, strict=True) if signum in NOTICES)
 
 
 # the table of the signals (core/signals.py)
@@ -274,12 +276,12 @@ def test_a_second_signal_counts_in_every_stage_however_soon_it_comes(stage: Stag
     for first, second in product(SIGNALS, repeat=2):
         if same_meaning(first, second):
             continue
-        state, asked = played(initial(), *BEFORE[stage], core_events.StopRequested(10.0, first, 600.0))
+        state, actions = played(initial(), *BEFORE[stage], core_events.StopRequested(10.0, first, 600.0))
         if state.stage is Stage.ENDED:
             continue
         state, more = played(state, core_events.StopRequested(10.01, second, 30.0))
         state, last = played(state, core_events.AttemptEnded(11.0, 1, "stopped"), core_events.SaveSearched(11.0, 1, None))
-        code = next(action.exit_code for action in (*asked, *more, *last) if isinstance(action, act.Finish))
+        code = next(action.exit_code for action in (*actions, *more, *last) if isinstance(action, act.Finish))
         assert code == (130 if SIGINT in {first, second} else 75 if NOTICES & {first, second} else 128 + first), (first, second)
 
 

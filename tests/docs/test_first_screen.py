@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import clean_environment
-from tests.health.conftest import FakeNvml, fake_library  # noqa: F401  a fixture
 from tests.support.alert_sinks import webhook
 from tests.support.console import Terminal, assert_shown, typed_on
+from tests.support.fake_nvml import FakeNvml
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def terminal(tmp_path: Path) -> Terminal:
 
 
 @pytest.fixture
-def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:  # noqa: F811  a fixture
+def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:
     fake = FakeNvml(fake_library, tmp_path / "nvml")
     fake.set(gpus=4)
     return fake

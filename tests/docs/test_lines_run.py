@@ -20,9 +20,9 @@ import torch
 
 from supervisor.cli.main import main
 from supervisor.errors import ExitCode
-from tests.cli.jobs.conftest import Written
 from tests.docs.test_typed import LINES, ROOT, parse, words_of
 from tests.e2e.conftest import NOT_INHERITED, clean_environment
+from tests.support.recorded_job import RecordedJob
 from tests.support.waiting import patience_s
 
 #: Pages whose own tests type each of their commands: test_commands.py, test_tutorial.py.
@@ -135,7 +135,7 @@ def with_training(place: Path) -> Path:
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a directory with a job that failed twice, its logs and checkpoints, and all files that the pages name."""
     place = with_training(tmp_path_factory.mktemp("typed"))
-    job = Written(place / ".supervise", "bert")
+    job = RecordedJob(place / ".supervise", "bert")
     job.begin()
     job.start(1)
     job.progress(5, 3, step=3)

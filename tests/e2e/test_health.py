@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.health.conftest import FakeNvml, fake_library  # noqa: F401  a fixture
+from tests.support.fake_nvml import FakeNvml
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.fixture
-def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:  # noqa: F811  a fixture
+def four_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:
     (tmp_path / "nvml").mkdir()
     fake = FakeNvml(fake_library, tmp_path / "nvml" / "state")
     fake.set(gpus=4)

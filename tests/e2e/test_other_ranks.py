@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.test_health import UUID, around, ledger, logged, torchrun
-from tests.health.conftest import FakeNvml, fake_library  # noqa: F401  a fixture
+from tests.support.fake_nvml import FakeNvml
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
 @pytest.fixture
-def three_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:  # noqa: F811  a fixture
+def three_gpus(fake_library: Path, tmp_path: Path) -> FakeNvml:
     (tmp_path / "nvml").mkdir()
     fake = FakeNvml(fake_library, tmp_path / "nvml" / "state")
     fake.set(gpus=3)

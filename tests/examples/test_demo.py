@@ -152,9 +152,9 @@ def test_the_readmes_first_screen_is_what_the_demo_prints(shown: Shown) -> None:
     opening = next(at for at, line in enumerate(printed, start=1) if "journal and logs" in line)  # the last line that opens every run
     printed = [line for line in printed[opening:] if "starting attempt" not in line]  # of a machine that is slow to begin
     assert [masked(line) for line in at_the_terminal.splitlines()] == printed
-    told = drawn((ROOT / "docs" / "images" / "why.svg").read_text(encoding="utf-8"))
+    text = drawn((ROOT / "docs" / "images" / "why.svg").read_text(encoding="utf-8"))
     real = "-- incident" + shown.done.stdout.partition("-- incident")[2]
-    shows, is_so = rows(told), rows(real)
+    shows, is_so = rows(text), rows(real)
     assert list(shows) == list(is_so)
     for label in shows.keys() - {"evidence", "where", "restart"}:  # these are chance
         assert shows[label].replace(" ", "") == is_so[label].replace(" ", ""), "a long path is folded"

@@ -32,9 +32,9 @@ def finish(process: subprocess.Popen[str], *, code: int) -> str:
 
 
 def digest(output: str) -> str:
-    found = re.search(r"model sha256 ([0-9a-f]{64})", output)
-    assert found, output
-    return found[1]
+    match = re.search(r"model sha256 ([0-9a-f]{64})", output)
+    assert match, output
+    return match[1]
 
 
 @pytest.mark.slow

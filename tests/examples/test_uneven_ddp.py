@@ -28,7 +28,7 @@ def start(words: list[str], cwd: Path, log: str) -> subprocess.Popen[bytes]:
 
 
 def weights(text: str) -> set[float]:
-    return {float(found) for found in re.findall(r"rank \d done: weights (\S+)", text)}
+    return {float(match) for match in re.findall(r"rank \d done: weights (\S+)", text)}
 
 
 def test_a_killed_rank_and_unequal_shares_leave_the_weights_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_gpus_are_listed_as_nvidia_smi_names_them(gpus: list[str]) -> None:
 def test_a_gpu_that_is_named_by_its_uuid_is_the_one_that_torch_uses(gpus: list[str], environment: dict[str, str]) -> None:
     wanted = gpus[-1]
     environ = environment | {"CUDA_VISIBLE_DEVICES": wanted}
-    assert [one.uuid for one in visible_gpus.visible_gpus(environ)] == [wanted]
+    assert [visible_gpu.uuid for visible_gpu in visible_gpus.visible_gpus(environ)] == [wanted]
     code = "import torch; print(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
     done = subprocess.run(["python", "-c", code], env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603, S607  ours
     assert done.stdout.split() == ["1", wanted.removeprefix("GPU-")]

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from supervisor.guardian import process_tree
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,11 +105,6 @@ class Side:
                 os.close(fd)
 
 
-def alive(pid: int) -> bool:
-    process = process_tree.read(pid)
-    return process is not None and process.alive
-
-
 def until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "the condition") -> float:
     """Wait for a condition; returns how long it took."""
     began = time.monotonic()
@@ -127,13 +121,13 @@ def read_pid(file: Path) -> int:
 @pytest.fixture
 def side(tmp_path: Path) -> Iterator[Callable[..., Side]]:
     """Make sides; each is killed at the end, and its guardian must be gone soon after."""
-    made: list[Side] = []
+    sides: list[Side] = []
 
     def make(**given: Any) -> Side:
-        made.append(Side(tmp_path, **given))
-        return made[-1]
+        sides.append(Side(tmp_path, **given))
+        return sides[-1]
 
     yield make
-    for one in made:
-        one.close()
-        until(lambda one=one: not alive(one.hello["pid"]), what="the end of the guardian")
+    for side in sides:
+        side.close()
+        until(lambda side=side: not is_running(side.hello["pid"]), what="the end of the guardian")

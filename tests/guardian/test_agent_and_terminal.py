@@ -102,24 +102,24 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
 
 @pytest.mark.parametrize("ends", [False, True], ids=["lives", "has ended"])
 def test_what_an_agent_prints_before_its_first_attempt_is_logged_with_that_attempt(side: Callable[..., Side], ends: bool) -> None:  # noqa: FBT001
-    one = side()
-    early = one.run(
+    driver = side()
+    early = driver.run(
         script("import time; print('early', flush=True)" + "; time.sleep(100)" * (not ends)), attempt=0, kind="agent", log_dir=""
     )
     if ends:
-        one.wait("exited", pid=early["pid"])
-    until(lambda: tails(one) == ["early\n"], what="the first line")
-    assert not list(one.directory.iterdir())
-    one.call("log_dir", 1, str(one.logs()))
-    until(lambda: (one.logs() / "agent.out").exists() and "early" in (one.logs() / "agent.out").read_text(), what="the log")
-    one.call("end", "all", grace_s=0.0)
-    one.wait("ended")
-    assert (one.logs() / "agent.out").read_text() == "early\n"
+        driver.wait("exited", pid=early["pid"])
+    until(lambda: tails(driver) == ["early\n"], what="the first line")
+    assert not list(driver.directory.iterdir())
+    driver.call("log_dir", 1, str(driver.logs()))
+    until(lambda: (driver.logs() / "agent.out").exists() and "early" in (driver.logs() / "agent.out").read_text(), what="the log")
+    driver.call("end", "all", grace_s=0.0)
+    driver.wait("ended")
+    assert (driver.logs() / "agent.out").read_text() == "early\n"
 
 
-def tails(one: Side) -> list[str]:
-    one.call("tails", 1)
-    return [tail["text"] for tail in one.wait("tails")["tails"] if tail["text"]]
+def tails(side: Side) -> list[str]:
+    side.call("tails", 1)
+    return [tail["text"] for tail in side.wait("tails")["tails"] if tail["text"]]
 
 
 def script(text: str) -> list[str]:
@@ -129,8 +129,8 @@ def script(text: str) -> list[str]:
 def test_on_a_terminal_the_command_has_a_terminal_of_the_same_size(side: Callable[..., Side]) -> None:
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 117, 0, 0))
-    one = side(stdin=slave, stdout=slave, stderr=slave)
-    pid = one.run(
+    driver = side(stdin=slave, stdout=slave, stderr=slave)
+    pid = driver.run(
         script("""
         import os, signal, sys
         size = lambda: tuple(os.get_terminal_size(1))
@@ -154,14 +154,14 @@ def test_on_a_terminal_the_command_has_a_terminal_of_the_same_size(side: Callabl
 
     read_until(b"True True True 117 31\r\n")
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 66, 0, 0))
-    os.kill(one.hello["pid"], signal.SIGWINCH)  # as the kernel does to the foreground group of a controlling terminal
+    os.kill(driver.hello["pid"], signal.SIGWINCH)  # as the kernel does to the foreground group of a controlling terminal
     read_until(b"resized 66 20\r\n")
     os.write(master, b"typed\n")
     read_until(b"answer typed\r\n")
     read_until(b"\x1b[1m\rbar\r\r\n")  # one \r is the outer terminal's own: ours changed no byte
     assert pid
-    assert one.wait("exited")["code"] == 0
-    one.close()
+    assert driver.wait("exited")["code"] == 0
+    driver.close()
     for fd in (master, slave):
         with contextlib.suppress(OSError):
             os.close(fd)

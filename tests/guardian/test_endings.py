@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.few import few
 from tests.support.figures import within
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_running, wait_for
 
-from .conftest import Side, alive, read_pid, until
+from .conftest import Side, read_pid, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,13 +60,13 @@ def nasty(side: Side) -> list[int]:
 @pytest.mark.bench
 @pytest.mark.parametrize("group", [False, True], ids=["supervisor alone", "supervisor and command in one kill"])
 def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: Callable[..., Side], *, group: bool) -> None:
-    one = side()
-    pids = nasty(one)
+    driver = side()
+    pids = nasty(driver)
     if group:
         os.kill(pids[0], signal.SIGKILL)
     began = time.monotonic()
-    one.process.kill()
-    until(lambda: not any(map(alive, [*pids, one.hello["pid"]])), timeout_s=60.0, what="the end of all")
+    driver.process.kill()
+    until(lambda: not any(map(is_running, [*pids, driver.hello["pid"]])), timeout_s=60.0, what="the end of all")
     assert within(4.5, since=began)
 
 
@@ -93,29 +93,29 @@ def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Pa
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == len(NAMES)
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_end_all_leaves_nothing_and_says_so(side: Callable[..., Side]) -> None:
-    one = side()
-    pids = nasty(one)
-    one.call("end", "all", grace_s=0.3)
-    ended = one.wait("ended")
-    assert not any(map(alive, pids))
+    driver = side()
+    pids = nasty(driver)
+    driver.call("end", "all", grace_s=0.3)
+    ended = driver.wait("ended")
+    assert not any(map(is_running, pids))
     assert ended["left"] == []
     assert ended["killed"] >= len(pids)
-    assert next(event for event in one.seen if event["ev"] == "exited")["signal"] == signal.SIGKILL
+    assert next(event for event in driver.seen if event["ev"] == "exited")["signal"] == signal.SIGKILL
 
 
 @pytest.mark.bench
 def test_a_stopped_process_does_not_wait_for_the_grace(side: Callable[..., Side]) -> None:
-    one = side()
-    one.run([sys.executable, "-c", "import os, signal; print('up', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"])
-    pid = one.seen[-1]["pid"]
+    driver = side()
+    driver.run([sys.executable, "-c", "import os, signal; print('up', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"])
+    pid = driver.seen[-1]["pid"]
     until(lambda: _state(pid) == "T", what="the stop")
     began = time.monotonic()
-    one.call("end", "all", grace_s=10.0)
-    one.wait("ended")
+    driver.call("end", "all", grace_s=10.0)
+    driver.wait("ended")
     assert within(2.0, since=began)
 
 
@@ -124,22 +124,22 @@ def _state(pid: int) -> str:
 
 
 def test_a_term_gets_its_grace(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     code = textwrap.dedent("""
         import signal, sys, time
         signal.signal(signal.SIGTERM, lambda *a: (time.sleep(0.5), sys.exit(7)))
         open("up", "w").close()
         time.sleep(600)
     """)
-    one.run([sys.executable, "-c", code])
-    until((one.directory / "up").exists)
-    one.call("end", "all", grace_s=8.0)
-    assert one.wait("exited")["code"] == 7
-    one.wait("ended")
+    driver.run([sys.executable, "-c", code])
+    until((driver.directory / "up").exists)
+    driver.call("end", "all", grace_s=8.0)
+    assert driver.wait("exited")["code"] == 7
+    driver.wait("ended")
 
 
 def test_orphans_are_ended_but_not_the_command_nor_its_helpers(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     code = textwrap.dedent("""
         import os, time
         def note(name):
@@ -158,15 +158,15 @@ def test_orphans_are_ended_but_not_the_command_nor_its_helpers(side: Callable[..
         note("command")
         time.sleep(600)
     """)
-    one.run([sys.executable, "-c", code])
-    command, helper, orphan = (read_pid(one.directory / name) for name in ("command", "helper", "orphan"))
-    one.call("end", "orphans", grace_s=1.0)
-    assert one.wait("ended")["killed"] == 1
-    assert (alive(command), alive(helper), alive(orphan)) == (True, True, False)
+    driver.run([sys.executable, "-c", code])
+    command, helper, orphan = (read_pid(driver.directory / name) for name in ("command", "helper", "orphan"))
+    driver.call("end", "orphans", grace_s=1.0)
+    assert driver.wait("ended")["killed"] == 1
+    assert (is_running(command), is_running(helper), is_running(orphan)) == (True, True, False)
 
 
 def test_detach_is_left_alone_after_a_crash_with_all_below_it(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     code = textwrap.dedent("""
         import os, subprocess, sys, time
         inner = "echo $$ > detached; env -i sh -c 'echo $$ > below; exec sleep 600'; :"
@@ -174,18 +174,18 @@ def test_detach_is_left_alone_after_a_crash_with_all_below_it(side: Callable[...
         time.sleep(600)
     """)
     # the variable on the command itself excepts nothing: it would except the whole job
-    command = one.run([sys.executable, "-c", code], env={"SUPERVISE_JOB_DETACH": "1"})["pid"]
-    detached, below = read_pid(one.directory / "detached"), read_pid(one.directory / "below")
+    command = driver.run([sys.executable, "-c", code], env={"SUPERVISE_JOB_DETACH": "1"})["pid"]
+    detached, below = read_pid(driver.directory / "detached"), read_pid(driver.directory / "below")
     try:
-        one.call("end", "all", grace_s=0.5)
-        ended = one.wait("ended")
-        assert not alive(command)
+        driver.call("end", "all", grace_s=0.5)
+        ended = driver.wait("ended")
+        assert not is_running(command)
         assert [left["pid"] for left in ended["left"]] == [detached]
-        one.process.kill()
-        one.process.wait()
+        driver.process.kill()
+        driver.process.wait()
         # the guardian stays to read the output of the one that it spared, and kills nothing
         time.sleep(1.5)
-        assert (alive(detached), alive(below)) == (True, True)
+        assert (is_running(detached), is_running(below)) == (True, True)
     finally:
         for pid in (detached, below):
             os.kill(pid, signal.SIGKILL)
@@ -195,11 +195,11 @@ def test_a_stranger_with_a_copied_cookie_is_not_touched(side: Callable[..., Side
     cookie = {"SUPERVISE_JOB_COOKIE": "c" * 32}
     stranger = subprocess.Popen(["sleep", "600"], env={**os.environ, **cookie})  # noqa: S607
     try:
-        one = side()
-        pid = one.run(["sleep", "600"], env=cookie)["pid"]
-        one.process.kill()
-        until(lambda: not alive(pid))
-        until(lambda: not alive(one.hello["pid"]))
+        driver = side()
+        pid = driver.run(["sleep", "600"], env=cookie)["pid"]
+        driver.process.kill()
+        until(lambda: not is_running(pid))
+        until(lambda: not is_running(driver.hello["pid"]))
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -209,7 +209,7 @@ def test_a_stranger_with_a_copied_cookie_is_not_touched(side: Callable[..., Side
 def test_after_finish_a_daemon_lives_on_is_listed_once_and_may_still_write(side: Callable[..., Side], tmp_path: Path) -> None:
     out = tmp_path / "stdout"
     with out.open("wb") as stdout:
-        one = side(stdout=stdout)
+        driver = side(stdout=stdout)
     code = textwrap.dedent("""
         import os, time
         if os.fork() == 0:
@@ -222,16 +222,16 @@ def test_after_finish_a_daemon_lives_on_is_listed_once_and_may_still_write(side:
             print("late words", flush=True)
             open("written", "w").close()
     """)
-    one.run([sys.executable, "-c", code])
-    assert one.wait("exited")["code"] == 0
+    driver.run([sys.executable, "-c", code])
+    assert driver.wait("exited")["code"] == 0
     daemon = read_pid(tmp_path / "daemon")
-    survivors = one.finish()["pids"]
+    survivors = driver.finish()["pids"]
     assert [survivor["pid"] for survivor in survivors] == [daemon]
     assert "python" in survivors[0]["cmd"]
-    one.process.kill()
-    one.process.wait()
+    driver.process.kill()
+    driver.process.wait()
     time.sleep(0.3)
-    assert alive(daemon)
+    assert is_running(daemon)
     (tmp_path / "go").touch()
     until((tmp_path / "written").exists, what="a daemon that writes without SIGPIPE")
     until(lambda: b"late words" in out.read_bytes())
@@ -243,7 +243,7 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
     job.mkdir()
     if wants:
         (job / "wants-save").touch()
-    one = side()
+    driver = side()
     # where it is not wanted it takes so long that a busy machine kills it before it is done
     code = textwrap.dedent(f"""
         import os, time
@@ -254,11 +254,11 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
         open("saved", "w").close()
         time.sleep(600)
     """)
-    pid = one.run([sys.executable, "-c", code], env={"SUPERVISE_JOB_DIR": str(job)})["pid"]
+    pid = driver.run([sys.executable, "-c", code], env={"SUPERVISE_JOB_DIR": str(job)})["pid"]
     until((tmp_path / "up").exists)  # the time for a save is no time to start in
     began = time.monotonic()
-    one.process.kill()
-    until(lambda: not alive(pid))
+    driver.process.kill()
+    until(lambda: not is_running(pid))
     assert (job / "save-now").exists()
     assert (tmp_path / "saved").exists() is wants
     assert time.monotonic() - began > 1.5 if wants else within(1.5, since=began)
@@ -268,12 +268,12 @@ def test_a_save_is_asked_for_and_waited_for_only_where_wanted(side: Callable[...
     "signum", few([signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE], 2)
 )
 def test_the_guardian_is_deaf(side: Callable[..., Side], signum: int) -> None:
-    one = side()
-    os.kill(one.hello["pid"], signum)
-    one.call("tails", 1)
-    one.wait("tails")
+    driver = side()
+    os.kill(driver.hello["pid"], signum)
+    driver.call("tails", 1)
+    driver.wait("tails")
     # and does not pass its deafness on
-    pid = one.run([sys.executable, "-I", "-c", f"import os, time; print({signum}, flush=True); time.sleep(600)"])["pid"]
+    pid = driver.run([sys.executable, "-I", "-c", f"import os, time; print({signum}, flush=True); time.sleep(600)"])["pid"]
     caught = Path(f"/proc/{pid}/status").read_text()
     ignored = int(caught.partition("SigIgn:")[2].split()[0], 16)
     assert not ignored >> (signal.SIGTERM - 1) & 1
@@ -281,8 +281,8 @@ def test_the_guardian_is_deaf(side: Callable[..., Side], signum: int) -> None:
 
 
 def test_what_nohup_ignored_stays_ignored_for_the_command(side: Callable[..., Side]) -> None:
-    one = side(wrap=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
-    pid = one.run(["sleep", "600"])["pid"]
+    driver = side(wrap=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
+    pid = driver.run(["sleep", "600"])["pid"]
     until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")  # until then it has what the guardian ignores
     ignored = int(Path(f"/proc/{pid}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
     ordinary = (1 << 31) - 1  # 32 and 33 are the C library's own, which its posix_spawn leaves ignored
@@ -291,44 +291,44 @@ def test_what_nohup_ignored_stays_ignored_for_the_command(side: Callable[..., Si
 
 @pytest.mark.parametrize(("argv", "text"), [(["/nowhere/at-all"], "No such file"), (["/etc"], "Permission denied"), (["a\0b"], "null")])
 def test_a_command_that_cannot_be_started_is_told(side: Callable[..., Side], argv: list[str], text: str) -> None:
-    one = side()
-    one.call("spawn", **one.command(argv))
-    failed = one.wait("spawn_failed")
+    driver = side()
+    driver.call("spawn", **driver.command(argv))
+    failed = driver.wait("spawn_failed")
     assert text in failed["text"]
     assert failed["attempt"] == 1
-    one.run(["true"], attempt=2)
-    assert one.wait("exited")["attempt"] == 2
+    driver.run(["true"], attempt=2)
+    assert driver.wait("exited")["attempt"] == 2
 
 
 def test_the_kernel_takes_the_command_before_the_supervisor_where_memory_runs_out(side: Callable[..., Side]) -> None:
-    one = side()
-    ours = int(Path(f"/proc/{one.hello['pid']}/oom_score_adj").read_text())
-    one.run(["sh", "-c", "cat /proc/self/oom_score_adj"])
-    one.wait("exited")
-    log = one.logs() / "rank-0.out"
+    driver = side()
+    guardian_score = int(Path(f"/proc/{driver.hello['pid']}/oom_score_adj").read_text())
+    driver.run(["sh", "-c", "cat /proc/self/oom_score_adj"])
+    driver.wait("exited")
+    log = driver.logs() / "rank-0.out"
     printed = wait_for(lambda: log.exists() and log.read_text(), "its output is in the log, maybe after its end")
-    assert int(printed) == min(1000, ours + 100)
+    assert int(printed) == min(1000, guardian_score + 100)
 
 
 def test_exits_are_told_as_they_were(side: Callable[..., Side]) -> None:
-    one = side()
-    one.run([sys.executable, "-c", "import sys; sys.exit(42)"])
-    event = one.wait("exited")
+    driver = side()
+    driver.run([sys.executable, "-c", "import sys; sys.exit(42)"])
+    event = driver.wait("exited")
     assert (event["code"], event["signal"]) == (42, None)
-    one.run([sys.executable, "-c", "import os; os.abort()"], attempt=2)
-    event = one.wait("exited")
+    driver.run([sys.executable, "-c", "import os; os.abort()"], attempt=2)
+    event = driver.wait("exited")
     assert (event["code"], event["signal"]) == (None, signal.SIGABRT)
 
 
 def test_a_large_environment_arrives_whole(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     big = {f"LARGE_{number}": "x" * 100_000 for number in range(8)}
-    one.run([sys.executable, "-c", "import os, sys; sys.exit(sum(len(os.environ[f'LARGE_{n}']) for n in range(8)) != 800000)"], env=big)
-    assert one.wait("exited")["code"] == 0
+    driver.run([sys.executable, "-c", "import os, sys; sys.exit(sum(len(os.environ[f'LARGE_{n}']) for n in range(8)) != 800000)"], env=big)
+    assert driver.wait("exited")["code"] == 0
 
 
 def test_a_signal_reaches_the_command_or_all(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     code = textwrap.dedent("""
         import os, signal, time
         signal.signal(signal.SIGUSR1, lambda *a: open(f"hit-{os.getpid()}", "w").close())
@@ -337,59 +337,59 @@ def test_a_signal_reaches_the_command_or_all(side: Callable[..., Side]) -> None:
         while True:
             time.sleep(1)
     """)
-    pid = one.run([sys.executable, "-c", code])["pid"]
-    until(lambda: len(list(one.directory.glob("up-*"))) == 2)
-    one.call("signal", signal.SIGUSR1)
-    until((one.directory / f"hit-{pid}").exists)
-    assert len(list(one.directory.glob("hit-*"))) == 1
-    one.call("signal", signal.SIGUSR1, to="all")
-    until(lambda: len(list(one.directory.glob("hit-*"))) == 2)
+    pid = driver.run([sys.executable, "-c", code])["pid"]
+    until(lambda: len(list(driver.directory.glob("up-*"))) == 2)
+    driver.call("signal", signal.SIGUSR1)
+    until((driver.directory / f"hit-{pid}").exists)
+    assert len(list(driver.directory.glob("hit-*"))) == 1
+    driver.call("signal", signal.SIGUSR1, to="all")
+    until(lambda: len(list(driver.directory.glob("hit-*"))) == 2)
 
 
 def test_it_is_small(side: Callable[..., Side]) -> None:
     side().close()  # the first start may compile
-    one = side()
-    one.run(["sleep", "600"])
-    status = Path(f"/proc/{one.hello['pid']}/status").read_text()
+    driver = side()
+    driver.run(["sleep", "600"])
+    status = Path(f"/proc/{driver.hello['pid']}/status").read_text()
     assert int(status.partition("VmRSS:")[2].split()[0]) < 16 * 1024
 
 
 def test_a_rank_inherits_none_of_the_supervisors_descriptors(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     # The rank reports when it has started: while a program is being loaded, the loader opens and closes files of its own. So does a touch.
-    pid = one.run([sys.executable, "-c", "import os, time; os.mkdir('started'); time.sleep(600)"])["pid"]
-    until((one.directory / "started").exists)
+    pid = driver.run([sys.executable, "-c", "import os, time; os.mkdir('started'); time.sleep(600)"])["pid"]
+    until((driver.directory / "started").exists)
     descriptors = {int(fd): os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}  # noqa: PTH115, PTH208
     assert {0, 1, 2} <= descriptors.keys()
     assert not [link for fd, link in descriptors.items() if fd > 2 and ("socket" in link or "eventpoll" in link)]
 
 
 def test_no_request_waits_for_a_guardian_that_is_stopped(side: Callable[..., Side]) -> None:
-    one = side()
-    os.kill(one.hello["pid"], signal.SIGSTOP)
-    until(lambda: _state(one.hello["pid"]) == "T")
+    driver = side()
+    os.kill(driver.hello["pid"], signal.SIGSTOP)
+    until(lambda: _state(driver.hello["pid"]) == "T")
     for number in range(3000):
-        one.call("tails", number)
+        driver.call("tails", number)
     code = "import sys; sys.exit(5)"
-    one.call("spawn", **one.command([sys.executable, "-c", code]))
-    os.kill(one.hello["pid"], signal.SIGCONT)
-    assert one.wait("exited")["code"] == 5
-    assert sum(event["ev"] == "tails" for event in one.seen) == 3000
+    driver.call("spawn", **driver.command([sys.executable, "-c", code]))
+    os.kill(driver.hello["pid"], signal.SIGCONT)
+    assert driver.wait("exited")["code"] == 5
+    assert sum(event["ev"] == "tails" for event in driver.seen) == 3000
 
 
 @pytest.mark.bench
 def test_a_second_end_hurries_the_first_and_both_have_one_answer(side: Callable[..., Side]) -> None:
-    one = side()
-    pids = nasty(one)
+    driver = side()
+    pids = nasty(driver)
     began = time.monotonic()
-    one.call("end", "orphans", grace_s=30.0)
-    one.call("end", "all", grace_s=30.0)
-    one.call("end", "all", grace_s=0.2)
-    assert one.wait("ended")["what"] == "all"
+    driver.call("end", "orphans", grace_s=30.0)
+    driver.call("end", "all", grace_s=30.0)
+    driver.call("end", "all", grace_s=0.2)
+    assert driver.wait("ended")["what"] == "all"
     assert within(5.0, since=began)
-    assert not any(map(alive, pids))
-    one.finish()
-    assert sum(event["ev"] == "ended" for event in one.seen) == 1
+    assert not any(map(is_running, pids))
+    driver.finish()
+    assert sum(event["ev"] == "ended" for event in driver.seen) == 1
 
 
 #: Root that gave up the right to signal others' processes: for it a process of another user is what one in uninterruptible sleep is.
@@ -411,33 +411,33 @@ def stuck(side: Callable[..., Side]) -> Iterator[tuple[Side, int]]:
     """Give a side whose first command has started a process that nothing here can end."""
     if os.geteuid() != 0:
         pytest.skip("only root can start a process of another user")
-    one = side(wrap=WITHOUT_KILL)
-    one.run([sys.executable, "-c", UNKILLABLE])
-    pid = read_pid(one.directory / "unkillable")
+    driver = side(wrap=WITHOUT_KILL)
+    driver.run([sys.executable, "-c", UNKILLABLE])
+    pid = read_pid(driver.directory / "unkillable")
     until(lambda: "\nUid:\t65534" in Path(f"/proc/{pid}/status").read_text(), what="the other user")
-    yield one, pid
+    yield driver, pid
     os.kill(pid, signal.SIGKILL)
 
 
 def test_an_end_that_is_not_over_spares_what_is_started_after_it(stuck: tuple[Side, int]) -> None:
-    one, pid = stuck
-    one.call("end", "all", grace_s=0.0)
-    assert [(left["pid"], left["unkilled"]) for left in one.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
-    one.call("end", "all", grace_s=0.0)
-    one.call("spawn", **one.command(["sleep", "600"], attempt=2))
-    command = one.wait("spawned")["pid"]
+    driver, pid = stuck
+    driver.call("end", "all", grace_s=0.0)
+    assert [(left["pid"], left["unkilled"]) for left in driver.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
+    driver.call("end", "all", grace_s=0.0)
+    driver.call("spawn", **driver.command(["sleep", "600"], attempt=2))
+    command = driver.wait("spawned")["pid"]
     time.sleep(0.5)  # many looks
-    assert alive(command)
+    assert is_running(command)
 
 
 @pytest.mark.bench
 def test_what_could_not_be_ended_once_is_not_waited_for_again(stuck: tuple[Side, int]) -> None:
-    one, pid = stuck
-    one.call("end", "all", grace_s=0.0)
-    assert [left["pid"] for left in one.wait("ended")["left"]] == [pid]
-    command = one.run(["sleep", "600"], attempt=2)["pid"]
+    driver, pid = stuck
+    driver.call("end", "all", grace_s=0.0)
+    assert [left["pid"] for left in driver.wait("ended")["left"]] == [pid]
+    command = driver.run(["sleep", "600"], attempt=2)["pid"]
     began = time.monotonic()
-    one.call("end", "all", grace_s=5.0)
-    assert [left["pid"] for left in one.wait("ended")["left"]] == [pid]  # named again, for it is still there
+    driver.call("end", "all", grace_s=5.0)
+    assert [left["pid"] for left in driver.wait("ended")["left"]] == [pid]  # named again, for it is still there
     assert within(1.5, since=began)
-    assert not alive(command)
+    assert not is_running(command)

@@ -11,8 +11,9 @@ import pytest
 
 from supervisor.guardian.last_word import WITHIN_S
 from tests.support.figures import within
+from tests.support.waiting import is_running
 
-from .conftest import alive, read_pid, until
+from .conftest import read_pid, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +42,7 @@ def test_it_comes_once_the_ranks_of_a_supervisor_that_was_killed_are_gone(side: 
         connection, _ = coordinator.accept()
         with connection, connection.makefile("rb") as file:
             assert file.read() == b"greeting\nnode b is gone\n"
-            assert not (rank and alive(rank))
+            assert not (rank and is_running(rank))
 
 
 def test_it_is_not_said_after_a_run_that_was_declared_over(side: Callable[..., Side]) -> None:
@@ -50,7 +51,7 @@ def test_it_is_not_said_after_a_run_that_was_declared_over(side: Callable[..., S
         coordinator.settimeout(0.0)
         node.call("last_word", "127.0.0.1", coordinator.getsockname()[1], "node b is gone")
         node.finish()
-        until(lambda: not alive(node.hello["pid"]), what="the end of the guardian")
+        until(lambda: not is_running(node.hello["pid"]), what="the end of the guardian")
         with pytest.raises(BlockingIOError):
             coordinator.accept()
 
@@ -63,5 +64,5 @@ def test_a_coordinator_that_does_not_answer_holds_the_guardian_up_for_some_secon
         node.wait("tails")
         began = time.monotonic()
         node.process.kill()
-        until(lambda: not alive(node.hello["pid"]), WITHIN_S + 5.0, "the end of the guardian")
+        until(lambda: not is_running(node.hello["pid"]), WITHIN_S + 5.0, "the end of the guardian")
         assert within(WITHIN_S + 2.0, since=began)

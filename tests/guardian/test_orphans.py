@@ -13,9 +13,7 @@ import pytest
 from health.model import Ask
 from health.probing.runner import OUTCOME, Runner
 from supervisor.guardian import ownership
-from tests.support.waiting import wait_for
-
-from .conftest import alive
+from tests.support.waiting import is_running, wait_for
 
 pytestmark = pytest.mark.process
 COOKIE = "c" * 32
@@ -69,13 +67,13 @@ def test_as_process_1_only_what_is_proven_is_ended(tmp_path: Path, *, seen: bool
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
     nameless, marked, stranger, zombies = map(int, done.stdout.split())
     try:
-        assert not alive(marked)
-        assert alive(nameless) is not seen
-        assert alive(stranger)
+        assert not is_running(marked)
+        assert is_running(nameless) is not seen
+        assert is_running(stranger)
         assert zombies == 0
     finally:
         for pid in (nameless, stranger):
-            if alive(pid):
+            if is_running(pid):
                 os.kill(pid, 9)
 
 

@@ -17,8 +17,9 @@ import pytest
 from tests.support.few import few
 from tests.support.figures import is_within, within
 from tests.support.small_disks import small_disk
+from tests.support.waiting import is_running
 
-from .conftest import Side, alive, until
+from .conftest import Side, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,18 +63,18 @@ def script(text: str) -> list[str]:
     return [sys.executable, "-c", textwrap.dedent(text)]
 
 
-def finish(one: Side) -> None:
-    assert one.wait("exited", timeout_s=60)["code"] == 0
-    one.finish()
-    one.process.kill()
-    one.process.wait()
+def finish(side: Side) -> None:
+    assert side.wait("exited", timeout_s=60)["code"] == 0
+    side.finish()
+    side.process.kill()
+    side.process.wait()
 
 
 def test_stdout_and_stderr_pass_unchanged_and_apart_and_are_kept(side: Callable[..., Side]) -> None:
     out, err = Reader(), Reader()
     out.go(), err.go()
-    one = side(stdout=out.write_fd, stderr=err.write_fd)
-    one.run(
+    driver = side(stdout=out.write_fd, stderr=err.write_fd)
+    driver.run(
         script("""
         import os
         for n in range(2000):
@@ -81,41 +82,41 @@ def test_stdout_and_stderr_pass_unchanged_and_apart_and_are_kept(side: Callable[
             os.write(2, b"err %d\\x00\\x80\\n" % n)
     """)
     )
-    finish(one)
-    assert out.join() == b"".join(b"out %d\xff\xfe\r" % n for n in range(2000)) == (one.logs() / "rank-0.out").read_bytes()
-    assert err.join() == b"".join(b"err %d\x00\x80\n" % n for n in range(2000)) == (one.logs() / "rank-0.err").read_bytes()
+    finish(driver)
+    assert out.join() == b"".join(b"out %d\xff\xfe\r" % n for n in range(2000)) == (driver.logs() / "rank-0.out").read_bytes()
+    assert err.join() == b"".join(b"err %d\x00\x80\n" % n for n in range(2000)) == (driver.logs() / "rank-0.err").read_bytes()
 
 
 def test_order_is_kept_where_both_are_one_file(side: Callable[..., Side]) -> None:
     both = Reader()
     both.go()
-    one = side(stdout=both.write_fd, stderr=both.write_fd)
-    one.run(
+    driver = side(stdout=both.write_fd, stderr=both.write_fd)
+    driver.run(
         script("""
         import os
         for n in range(3000):
             os.write(1 + n % 2, b"%d\\n" % n)
     """)
     )
-    finish(one)
+    finish(driver)
     assert both.join() == b"".join(b"%d\n" % n for n in range(3000))
-    assert (one.logs() / "rank-0.log").read_bytes() == bytes(both.read)
+    assert (driver.logs() / "rank-0.log").read_bytes() == bytes(both.read)
 
 
 def test_a_line_of_ten_megabytes_arrives_whole(side: Callable[..., Side]) -> None:
     out = Reader()
     out.go()
-    one = side(stdout=out.write_fd)
-    one.run(script("import os; data = bytes(range(48, 58)) * 1_000_000\nwhile data: data = data[os.write(1, data):]"))
-    finish(one)
+    driver = side(stdout=out.write_fd)
+    driver.run(script("import os; data = bytes(range(48, 58)) * 1_000_000\nwhile data: data = data[os.write(1, data):]"))
+    finish(driver)
     assert out.join() == b"0123456789" * 1_000_000
 
 
 @pytest.mark.bench
 def test_an_unflushed_print_is_shown_at_once(side: Callable[..., Side]) -> None:
     read_fd, write_fd = os.pipe()
-    one = side(stdout=write_fd)
-    one.run(
+    driver = side(stdout=write_fd)
+    driver.run(
         script("""
         import os, time
         for n in range(3):
@@ -128,7 +129,7 @@ def test_an_unflushed_print_is_shown_at_once(side: Callable[..., Side]) -> None:
     for n in range(3):
         data = os.read(read_fd, 100)
         delays.append((time.monotonic_ns() - int(data)) / 1e9)
-        (one.directory / f"seen-{n}").touch()
+        (driver.directory / f"seen-{n}").touch()
     assert is_within(sorted(delays)[1], 0.1)
     os.close(read_fd)
     os.close(write_fd)
@@ -138,9 +139,9 @@ def test_a_closed_stdout_is_said_once_and_the_job_goes_on_captured(side: Callabl
     out = Reader()
     head = subprocess.Popen(["head", "-n", "1"], stdin=subprocess.PIPE, stdout=out.write_fd)  # noqa: S607
     assert head.stdin
-    one = side(stdout=head.stdin)
+    driver = side(stdout=head.stdin)
     head.stdin.close()
-    one.run(
+    driver.run(
         script("""
         import os, time
         os.write(1, b"first\\n")
@@ -149,18 +150,18 @@ def test_a_closed_stdout_is_said_once_and_the_job_goes_on_captured(side: Callabl
             os.write(1, b"line\\n")
     """)
     )
-    finish(one)
+    finish(driver)
     assert head.wait(60) == 0
     assert out.join() == b"first\n"
-    assert [event for event in one.seen if event["ev"] == "stdout_closed"] == [{"ev": "stdout_closed", "stream": 1}]
-    assert (one.logs() / "rank-0.out").stat().st_size == 6 + 2_500_000
+    assert [event for event in driver.seen if event["ev"] == "stdout_closed"] == [{"ev": "stdout_closed", "stream": 1}]
+    assert (driver.logs() / "rank-0.out").stat().st_size == 6 + 2_500_000
 
 
 def test_a_slow_reader_slows_the_job_and_loses_nothing_while_stderr_flows(side: Callable[..., Side]) -> None:
     out, err = Reader(), Reader()
     err.go()
-    one = side(stdout=out.write_fd, stderr=err.write_fd)
-    one.run(
+    driver = side(stdout=out.write_fd, stderr=err.write_fd)
+    driver.run(
         script("""
         import os, threading
         def flood():
@@ -176,41 +177,41 @@ def test_a_slow_reader_slows_the_job_and_loses_nothing_while_stderr_flows(side: 
     """)
     )
     until(lambda: bytes(err.read) == b"stderr while stdout waits\n")
-    one.call("tails", 1)  # answered although stdout does not move
-    assert {tail["name"] for tail in one.wait("tails")["tails"]} == {"out", "err"}
-    assert not [event for event in one.seen if event["ev"] == "exited"]
+    driver.call("tails", 1)  # answered although stdout does not move
+    assert {tail["name"] for tail in driver.wait("tails")["tails"]} == {"out", "err"}
+    assert not [event for event in driver.seen if event["ev"] == "exited"]
     out.go()
-    finish(one)
+    finish(driver)
     assert out.join() == b"".join(b"%09d\n" % n for n in range(400_000)) + b"the end\n"
 
 
 @pytest.mark.parametrize("farewell", few(["finish", "end"]))
 def test_what_a_slow_reader_has_not_read_at_the_end_is_not_lost(side: Callable[..., Side], farewell: str) -> None:
     out = Reader(pace_s=0.01, chunk=4096)
-    one = side(stdout=out.write_fd)
-    one.run(script("import os; data = b'x' * 700_000\nwhile data: data = data[os.write(1, data):]"))
-    assert one.wait("exited")["code"] == 0
+    driver = side(stdout=out.write_fd)
+    driver.run(script("import os; data = b'x' * 700_000\nwhile data: data = data[os.write(1, data):]"))
+    assert driver.wait("exited")["code"] == 0
     if farewell == "finish":
-        one.finish()
+        driver.finish()
     else:
-        one.call("end", "all", grace_s=1.0)
-        one.wait("ended")
-    one.process.kill()
-    one.process.wait()
+        driver.call("end", "all", grace_s=1.0)
+        driver.wait("ended")
+    driver.process.kill()
+    driver.process.wait()
     assert len(out.join()) == 700_000
 
 
 def test_logs_are_rotated_within_the_attempt_and_bounded(side: Callable[..., Side]) -> None:
-    one = side(log_bytes=200_000)
-    one.run(script("import os\nfor n in range(300_000): os.write(1, b'%09d\\n' % n)"))
-    finish(one)
-    files = sorted(path.name for path in one.logs().iterdir() if path.suffix != ".times")
+    driver = side(log_bytes=200_000)
+    driver.run(script("import os\nfor n in range(300_000): os.write(1, b'%09d\\n' % n)"))
+    finish(driver)
+    files = sorted(path.name for path in driver.logs().iterdir() if path.suffix != ".times")
     assert files == ["rank-0.err", "rank-0.out", "rank-0.out.1", "rank-0.out.2", "rank-0.out.3", "rank-0.out.4"] or files == files[-5:]
-    kept = b"".join((one.logs() / f"rank-0.out{end}").read_bytes() for end in (".4", ".3", ".2", ".1", ""))
-    dropped = [event["dropped_bytes"] for event in one.seen if event["ev"] == "output"]
-    assert len(kept) <= 5 * 100_000
-    assert dropped or kept.endswith(b"000299998\n000299999\n")
-    assert dropped or kept == b"".join(b"%09d\n" % n for n in range(300_000))[-len(kept) :]
+    output = b"".join((driver.logs() / f"rank-0.out{end}").read_bytes() for end in (".4", ".3", ".2", ".1", ""))
+    dropped = [event["dropped_bytes"] for event in driver.seen if event["ev"] == "output"]
+    assert len(output) <= 5 * 100_000
+    assert dropped or output.endswith(b"000299998\n000299999\n")
+    assert dropped or output == b"".join(b"%09d\n" % n for n in range(300_000))[-len(output) :]
 
 
 @pytest.fixture
@@ -222,9 +223,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_costs_log_bytes_only_and_is_recovered_from(side: Callable[..., Side], disk: Path) -> None:
     out = Reader()
     out.go()
-    one = side(stdout=out.write_fd)
+    driver = side(stdout=out.write_fd)
     stranger = disk / "stranger"
-    one.run(
+    driver.run(
         script("""
         import os, time
         data = b"y" * 999 + b"\\n"
@@ -237,16 +238,16 @@ def test_a_full_disk_costs_log_bytes_only_and_is_recovered_from(side: Callable[.
     """),
         log_dir=str(disk / "0001"),
     )
-    output = one.wait("output")
+    output = driver.wait("output")
     assert "No space left" in output["log_errors"]
     assert output["dropped_bytes"] > 0
     until(lambda: len(out.read) == 8_000_000)
-    one.call("tails", 1)
-    one.wait("tails")
+    driver.call("tails", 1)
+    driver.wait("tails")
     log = disk / "0001" / "rank-0.out"
     os.truncate(log, 0)  # somebody makes room
-    (one.directory / "go").touch()
-    finish(one)
+    (driver.directory / "go").touch()
+    finish(driver)
     text = log.read_bytes()
     assert text.endswith(b"bytes of this log were dropped\nafter\n")
     assert not stranger.exists()
@@ -256,12 +257,12 @@ def test_a_full_disk_costs_log_bytes_only_and_is_recovered_from(side: Callable[.
 def test_an_unwritable_log_directory_costs_log_bytes_only(side: Callable[..., Side]) -> None:
     out = Reader()
     out.go()
-    one = side(stdout=out.write_fd)
-    (one.directory / "file").touch()
-    one.run(script("print('words')"), log_dir=str(one.directory / "file" / "0001"))
-    finish(one)
+    driver = side(stdout=out.write_fd)
+    (driver.directory / "file").touch()
+    driver.run(script("print('words')"), log_dir=str(driver.directory / "file" / "0001"))
+    finish(driver)
     assert out.join() == b"words\n"
-    output = [event for event in one.seen if event["ev"] == "output"][-1]
+    output = [event for event in driver.seen if event["ev"] == "output"][-1]
     assert (output["dropped_bytes"], "Not a directory" in output["log_errors"]) == (6, True)
 
 
@@ -269,75 +270,75 @@ def test_an_unwritable_log_directory_costs_log_bytes_only(side: Callable[..., Si
 def test_a_hung_disk_and_a_flood_never_block_the_rank_and_memory_stays_bounded(side: Callable[..., Side]) -> None:
     out = Reader()
     out.go()
-    one = side(stdout=out.write_fd)
-    one.logs().mkdir()
-    os.mkfifo(one.logs() / "rank-0.out")  # opening it for writing blocks until somebody reads: a disk that does not answer
+    driver = side(stdout=out.write_fd)
+    driver.logs().mkdir()
+    os.mkfifo(driver.logs() / "rank-0.out")  # opening it for writing blocks until somebody reads: a disk that does not answer
     began = time.monotonic()
-    one.run(script("import os; data = (b'z' * 1023 + b'\\n') * 64\nfor n in range(1280): os.write(1, data)"))
-    assert one.wait("exited", timeout_s=30)["code"] == 0
+    driver.run(script("import os; data = (b'z' * 1023 + b'\\n') * 64\nfor n in range(1280): os.write(1, data)"))
+    assert driver.wait("exited", timeout_s=30)["code"] == 0
     assert within(15, since=began)
-    status = Path(f"/proc/{one.hello['pid']}/status").read_text()
+    status = Path(f"/proc/{driver.hello['pid']}/status").read_text()
     assert int(status.partition("VmHWM:")[2].split()[0]) < 80 * 1024
-    losses = [event for event in one.seen if event["ev"] == "output"] or [one.wait("output")]  # the first may come before the end
+    losses = [event for event in driver.seen if event["ev"] == "output"] or [driver.wait("output")]  # the first may come before the end
     assert "does not answer" in losses[-1]["log_errors"]
-    one.call("tails", 1)
-    one.wait("tails")
+    driver.call("tails", 1)
+    driver.wait("tails")
     began = time.monotonic()
-    one.finish()
+    driver.finish()
     assert within(2.5, since=began)
-    losses = [event for event in one.seen if event["ev"] == "output"]
+    losses = [event for event in driver.seen if event["ev"] == "output"]
     assert losses[-1]["dropped_bytes"] >= 1280 * 65536 - 33 * MIB
-    one.process.kill()
-    one.process.wait()
+    driver.process.kill()
+    driver.process.wait()
     assert len(out.join()) == 1280 * 65536
 
 
 def test_kill_9_of_the_supervisor_ends_the_job_though_disk_and_stdout_hang(side: Callable[..., Side]) -> None:
     read_fd, write_fd = os.pipe()
-    one = side(stdout=write_fd)
+    driver = side(stdout=write_fd)
     os.close(write_fd)
-    one.logs().mkdir()
-    os.mkfifo(one.logs() / "rank-0.out")
-    pid = one.run(script("import os\nwhile True: os.write(1, b'w' * 65536)"))["pid"]
+    driver.logs().mkdir()
+    os.mkfifo(driver.logs() / "rank-0.out")
+    pid = driver.run(script("import os\nwhile True: os.write(1, b'w' * 65536)"))["pid"]
     until(lambda: select.select([read_fd], [], [], 0)[0] != [])
-    one.process.kill()
-    until(lambda: not Path(f"/proc/{pid}").exists() and not alive(one.hello["pid"]))
+    driver.process.kill()
+    until(lambda: not Path(f"/proc/{pid}").exists() and not is_running(driver.hello["pid"]))
     os.close(read_fd)
 
 
 def test_show_false_is_captured_only(side: Callable[..., Side]) -> None:
     out = Reader()
     out.go()
-    one = side(stdout=out.write_fd)
-    one.run(script("print('hidden')"), show=False)
-    finish(one)
+    driver = side(stdout=out.write_fd)
+    driver.run(script("print('hidden')"), show=False)
+    finish(driver)
     assert out.join() == b""
-    assert (one.logs() / "rank-0.out").read_bytes() == b"hidden\n"
+    assert (driver.logs() / "rank-0.out").read_bytes() == b"hidden\n"
 
 
 def test_tails_hold_the_last_16_kib_of_each_stream_of_the_last_two_attempts(side: Callable[..., Side]) -> None:
-    one = side()
+    driver = side()
     for attempt in (1, 2, 3):
-        one.run(
+        driver.run(
             script(f"import sys; sys.stdout.write('\\0' * 50_000 + '{attempt}'); sys.stderr.write('\\x1b[0m\\udcff e{attempt}')"), attempt
         )
-        one.wait("exited")
-    one.call("tails", 7)
-    tails = {(tail["attempt"], tail["name"]): tail["text"] for tail in one.wait("tails", id=7)["tails"]}
+        driver.wait("exited")
+    driver.call("tails", 7)
+    tails = {(tail["attempt"], tail["name"]): tail["text"] for tail in driver.wait("tails", id=7)["tails"]}
     assert sorted(tails) == [(2, "err"), (2, "out"), (3, "err"), (3, "out")]
     assert tails[3, "out"] == "\0" * (16 * 1024 - 1) + "3"
-    one.call("tails", 8, attempt=3)
-    assert {tail["attempt"] for tail in one.wait("tails", id=8)["tails"]} == {3}
+    driver.call("tails", 8, attempt=3)
+    assert {tail["attempt"] for tail in driver.wait("tails", id=8)["tails"]} == {3}
 
 
 def test_stdin_is_the_commands_alone(side: Callable[..., Side]) -> None:
     read_fd, write_fd = os.pipe()
     out = Reader()
     out.go()
-    one = side(stdin=read_fd, stdout=out.write_fd)
+    driver = side(stdin=read_fd, stdout=out.write_fd)
     os.write(write_fd, b"question\n")
     os.close(write_fd)
     os.close(read_fd)
-    one.run(script("import sys; print(sys.stdin.read().upper())"))
-    finish(one)
+    driver.run(script("import sys; print(sys.stdin.read().upper())"))
+    finish(driver)
     assert out.join() == b"QUESTION\n\n"

@@ -19,8 +19,8 @@ from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.plain_session import PlainSession
 from supervisor.launch.session import SessionContext
 from tests.guardian.conftest import Side, until
-from tests.launch.conftest import make_job
 from tests.support.few import few
+from tests.support.idle_job import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable

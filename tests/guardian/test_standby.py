@@ -40,9 +40,9 @@ print(json.dumps({
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    made = Ranks(tmp_path)
-    yield made
-    made.close()
+    ranks = Ranks(tmp_path)
+    yield ranks
+    ranks.close()
 
 
 def script(ranks: Ranks, text: str, name: str = "train.py") -> str:
@@ -185,7 +185,7 @@ def test_what_is_refused_before_it_is_asked() -> None:
 
 def test_a_sitecustomize_of_the_users_is_refused(ranks: Ranks) -> None:
     (ranks.folder / "mine").mkdir()
-    script(ranks, "", "mine/sitecustomize.py")
+    script(ranks, "import os", "mine/sitecustomize.py")
     ranks.variables["PYTHONPATH"] = f"{ranks.env(1)['PYTHONPATH']}:{ranks.folder / 'mine'}"
     ranks.cold(script(ranks, "import json" + RECORD))
     standby = ranks.ready("train.py")

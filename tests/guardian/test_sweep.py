@@ -12,8 +12,9 @@ import pytest
 
 from supervisor.guardian.ownership import ProcessRecord, end_recorded, read_records, record_process
 from supervisor.job.identity import boot_id
+from tests.support.waiting import is_running
 
-from .conftest import alive, read_pid, until
+from .conftest import read_pid, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +41,7 @@ def leftover(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], ProcessR
     record_process(str(tmp_path / "processes"), process.pid, boot_id(), COOKIE, "agent")
     yield process, read_records(str(tmp_path / "processes"))[0]
     for pid in (process.pid, below):
-        if alive(pid):
+        if is_running(pid):
             os.kill(pid, 9)
     process.wait()
 
@@ -50,8 +51,8 @@ def test_what_is_proven_is_ended_with_all_below_it(leftover: tuple[subprocess.Po
     below = read_pid(tmp_path / "below")
     result = end_recorded([record, record], boot_id())
     assert (result.ended, result.left) == (tuple(sorted((process.pid, below))), ())
-    assert not alive(process.pid)
-    assert not alive(below)
+    assert not is_running(process.pid)
+    assert not is_running(below)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ _LOOKS = re.compile(
 )
 
 
-def are_apart(found: CheckResult) -> bool:
+def are_apart(result: CheckResult) -> bool:
     """Return whether its command changes something, and those under `look` do not."""
-    return not _LOOKS.match(found.command) and all(
-        _LOOKS.match(command) and "; " not in command.partition(" -c ")[0] for command in found.look
+    return not _LOOKS.match(result.command) and all(
+        _LOOKS.match(command) and "; " not in command.partition(" -c ")[0] for command in result.look
     )

@@ -40,9 +40,9 @@ def check(world: World, seed: int, rounds: int = schedule.ROUNDS) -> TrialEviden
     members = {
         rank: Member(rank, f"node-{rank}", str(rank // world.ranks_per_machine), "cuda:0", "simulated") for rank in range(world.nodes)
     }
-    samples = [one for pair_trials in schedule.schedule(world.nodes, rounds) for one in _round(world, pair_trials, rng)]
+    samples = [sample for pair_trials in schedule.schedule(world.nodes, rounds) for sample in _round(world, pair_trials, rng)]
     first = TrialEvidence(members, tuple(samples), world=world.nodes)
-    samples += [one for pair_trials in schedule.second_looks(*second_look(first)) for one in _round(world, pair_trials, rng)]
+    samples += [sample for pair_trials in schedule.second_looks(*second_look(first)) for sample in _round(world, pair_trials, rng)]
     return TrialEvidence(members, tuple(samples), world=world.nodes)
 
 

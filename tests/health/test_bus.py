@@ -53,7 +53,7 @@ A, B, C = "0000:10:00.0", "0000:11:00.0", "0000:12:00.0"
 
 
 @pytest.mark.parametrize(
-    ("there", "known", "gone", "files", "result", "words"),
+    ("there", "known", "text", "files", "result", "words"),
     [
         ((A, B), (A, B), "", None, Result.OK, "2 GPUs"),
         ((A, B), (A,), "", None, Result.FAILED, f"not seen by the driver: {B}"),
@@ -64,12 +64,12 @@ A, B, C = "0000:10:00.0", "0000:11:00.0", "0000:12:00.0"
     ids=["all", "hidden", "container", "off the bus", "none"],
 )  # fmt: skip
 def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
-    there: tuple[str, ...], known: tuple[str, ...], gone: str, files: int | None, result: Result, words: str, tmp_path: Path
+    there: tuple[str, ...], known: tuple[str, ...], text: str, files: int | None, result: Result, words: str, tmp_path: Path
 ) -> None:
-    now = seen(*known) + Readings(pci.read(bus(tmp_path, *there, gone=gone, files=files)))
-    one = result_of("gpu_count", now)
-    assert (one.result, one.blocks) == (result, result is Result.FAILED)
-    assert words in one.reason
+    now = seen(*known) + Readings(pci.read(bus(tmp_path, *there, gone=text, files=files)))
+    check_result = result_of("gpu_count", now)
+    assert (check_result.result, check_result.blocks) == (result, result is Result.FAILED)
+    assert words in check_result.reason
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_the_count(  # noqa: PLR0913, PLR0917 -- a table's columns
 def test_a_driver_that_was_not_heard_out_has_lost_no_gpu(now: Readings, tmp_path: Path) -> None:
     ask = bus(tmp_path, A, B)
     for before in (None, seen(A, B)):
-        one = result_of("gpu_count", now + Readings(pci.read(ask)), before)
-        assert (one.subject, one.result, one.blocks) == ("host", Result.UNKNOWN, False)
+        result = result_of("gpu_count", now + Readings(pci.read(ask)), before)
+        assert (result.subject, result.result, result.blocks) == ("host", Result.UNKNOWN, False)
     (tmp_path / f"sys/bus/pci/devices/{B}/config").write_bytes(b"\xff" * 64)
-    one = result_of("gpu_count", now + Readings(pci.read(ask)), seen(A, B))
-    assert (one.result, one.blocks) == (Result.FAILED, True), "the bus has a word of its own"
+    result = result_of("gpu_count", now + Readings(pci.read(ask)), seen(A, B))
+    assert (result.result, result.blocks) == (Result.FAILED, True), "the bus has a word of its own"
 
 
 def test_each_gpu_that_is_not_there_is_named_once(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_a_cgroup_that_gives_one_gpu_hides_the_others_and_loses_none(refused: bo
     others = [Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": "", "name": "", "refused": "Insufficient Permissions"})]
     now = seen(A, count=1 + refused) + Readings(others * refused) + Readings(pci.read(ask))
     assert result_of("gpu_count", now).result is Result.OK
-    assert [one.result for one in registry.checks()["gpu_errors"](now, None, Thresholds())][1:] == [Result.UNKNOWN] * refused
-    assert {one.subject for one in registry.checks()["gpu_recovery"](now, None, Thresholds())} == {"gpu:GPU-0"}
+    assert [check.result for check in registry.checks()["gpu_errors"](now, None, Thresholds())][1:] == [Result.UNKNOWN] * refused
+    assert {check.subject for check in registry.checks()["gpu_recovery"](now, None, Thresholds())} == {"gpu:GPU-0"}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_cgroup_that_gives_one_gpu_hides_the_others_and_loses_none(refused: bo
 def test_a_driver_that_is_not_there_is_a_fault_where_gpus_are(
     there: tuple[str, ...], code: int, result: Result, words: str, tmp_path: Path
 ) -> None:
-    one = result_of("gpu_driver", seen(init=code) + Readings(pci.read(bus(tmp_path, *there))))
-    assert one.result is result
-    assert words in one.reason
+    check_result = result_of("gpu_driver", seen(init=code) + Readings(pci.read(bus(tmp_path, *there))))
+    assert check_result.result is result
+    assert words in check_result.reason
 
 
 def test_no_library_of_ours_is_no_fault_of_the_node(tmp_path: Path) -> None:
@@ -142,8 +142,8 @@ def test_a_mismatch_names_the_loaded_module(tmp_path: Path) -> None:
     ask = bus(tmp_path, A)
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
-    one = result_of("gpu_driver", seen(init=18) + Readings([*pci.read(ask), *driver.read(ask)]))
-    assert "loaded module: 570.86.15" in one.evidence
+    result = result_of("gpu_driver", seen(init=18) + Readings([*pci.read(ask), *driver.read(ask)]))
+    assert "loaded module: 570.86.15" in result.evidence
 
 
 def test_a_driver_that_is_loaded_and_not_given_to_a_container_is_no_fault_of_the_node(tmp_path: Path) -> None:
@@ -151,9 +151,9 @@ def test_a_driver_that_is_loaded_and_not_given_to_a_container_is_no_fault_of_the
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n", "ascii")
     first = seen(init=9) + Readings([*pci.read(ask), *driver.read(ask)])
-    one = result_of("gpu_driver", first)
-    assert (one.result, one.blocks) == (Result.UNKNOWN, False)
-    assert "the driver 570.86.15 is loaded and may not be used from here" in one.reason
+    result = result_of("gpu_driver", first)
+    assert (result.result, result.blocks) == (Result.UNKNOWN, False)
+    assert "the driver 570.86.15 is loaded and may not be used from here" in result.reason
     assert result_of("gpu_driver", seen(init=9) + Readings(pci.read(ask)), before=first).result is Result.UNKNOWN, "a sample"
 
 
@@ -173,7 +173,7 @@ def test_an_event_that_the_kernel_log_has_is_reported_once(row: dict[str, Json],
     now = seen(A) + Readings(
         [Reading("nvml", "gpu:GPU-0", "gpu.events", [event]), Reading("kernel_log", "kernel", "kernel.findings", [row], t=1000.0)]
     )
-    assert [one.result for one in registry.checks()["gpu_events"](now, None, Thresholds())] == expected
+    assert [check.result for check in registry.checks()["gpu_events"](now, None, Thresholds())] == expected
 
 
 @pytest.mark.parametrize("running", [True, False])
@@ -182,4 +182,4 @@ def test_switches_need_a_manager(running: bool, tmp_path: Path) -> None:  # noqa
     (tmp_path / "proc/77").mkdir(parents=True)
     (tmp_path / "proc/77/comm").write_text("nv-fabricmanage\n" if running else "bash\n", "ascii")
     results = list(registry.checks()["gpu_fabric"](seen(A) + Readings(driver.read(ask)), None, Thresholds()))
-    assert [(one.result, one.repair) for one in results] == ([] if running else [(Result.FAILED, Repair.RESTART_DRIVER)])
+    assert [(result.result, result.repair) for result in results] == ([] if running else [(Result.FAILED, Repair.RESTART_DRIVER)])

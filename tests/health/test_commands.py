@@ -30,8 +30,8 @@ def results(check: str, read: Mapping[tuple[str, str], Json], before: Mapping[tu
     return list(registry.checks()[check](readings(read), readings(before) if before is not None else None, Thresholds()))
 
 
-def offered(found: list[CheckResult]) -> list[str]:
-    return [command for one in found for command in (one.command, *one.look) if command]
+def offered(results: list[CheckResult]) -> list[str]:
+    return [command for result in results for command in (result.command, *result.look) if command]
 
 
 def of_path(name: str) -> list[list[CheckResult]]:

@@ -126,7 +126,7 @@ def test_every_check_of_the_disks_is_in_the_table() -> None:
 
 
 def judged(check: str, now: Readings) -> dict[str, CheckResult]:
-    return {one.subject: one for one in registry.checks()[check](now, None, Thresholds())}
+    return {check.subject: check for check in registry.checks()[check](now, None, Thresholds())}
 
 
 def look(*paths: Path, deadline_s: float = 20.0, need: int = 0) -> Readings:

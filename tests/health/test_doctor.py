@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from health.model import Json
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 SUPERVISE = shutil.which("supervise")
 pytestmark = pytest.mark.process
@@ -118,26 +118,26 @@ def test_an_event_has_the_time_of_a_clock_on_the_wall_and_each_row_is_one_line()
     assert "1 degraded, 2 skipped" in lines[8], "counted as they are shown"
 
 
-def shown(found: Diagnosis) -> list[str]:
+def shown(diagnosis: Diagnosis) -> list[str]:
     out = io.StringIO()
-    render.show(found, out)
+    render.show(diagnosis, out)
     return out.getvalue().splitlines()
 
 
 def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"1.persistence": 0}, gpus=2)
     done = doctor("--json", cwd=tmp_path, environ=fake_nvml.environ)
-    told = json.loads(done.stdout)
-    assert told["v"] == 1
-    assert told["blocks_a_start"] is any(row["blocks"] for row in told["results"])
-    assert told["fit"] is (done.returncode == 0)
+    document = json.loads(done.stdout)
+    assert document["v"] == 1
+    assert document["blocks_a_start"] is any(row["blocks"] for row in document["results"])
+    assert document["fit"] is (done.returncode == 0)
     mine = [row for row in gpu_results(done) if row["result"] != "ok"]
     assert mine == [{
         "check": "gpu_persistence", "subject": "gpu:GPU-00000000-0000-4000-8000-000000000001", "result": "degraded", "evidence": [],
         "reason": "GPU 1 (GPU-00000000-0000-4000-8000-000000000001, 0000:11:00.0): persistence mode is off", "repair": "configure",
         "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "look": [], "blocks": False, "t": None,
     }]  # fmt: skip
-    assert sum(told["counts"].values()) == len(told["results"])
+    assert sum(document["counts"].values()) == len(document["results"])
 
 
 def test_the_job_s_own_paths_port_and_room_are_looked_at(tmp_path: Path) -> None:
@@ -165,11 +165,11 @@ def test_the_job_s_own_paths_port_and_room_are_looked_at(tmp_path: Path) -> None
     ("check", "blocks", "code"), [("net_ports", False, 0), ("disk_paths", False, 69), ("gpu_errors", True, 69), ("kernel_log", False, 69)]
 )
 def test_the_exit_code_is_of_the_node_and_a_taken_port_is_no_fault_of_it(check: str, blocks: bool, code: int) -> None:  # noqa: FBT001
-    found = Diagnosis(
+    diagnosis = Diagnosis(
         (CheckResult(check, "x", Result.FAILED, "port 29500 is taken: process 7", blocks=blocks),), (), 0.1, 1.0, Readings(())
     )
-    assert (found.exit_code, found.to_json()["fit"]) == (code, code == 0)
-    (verdict,) = [line for line in shown(found) if line.startswith("this node is ")]
+    assert (diagnosis.exit_code, diagnosis.to_json()["fit"]) == (code, code == 0)
+    (verdict,) = [line for line in shown(diagnosis) if line.startswith("this node is ")]
     assert verdict.startswith("this node is not fit" if code else "this node is fit for a job (port 29500 is taken: process 7)")
 
 
@@ -210,7 +210,7 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "text"),
     few_rows(
         [
             ("--nodes --kernel-log -", "--kernel-log cannot be combined with --nodes, which does not examine this node"),
@@ -229,9 +229,9 @@ def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> 
         2,
     ),
 )
-def test_options_that_do_not_go_together_are_refused(options: str, said: str, tmp_path: Path) -> None:
+def test_options_that_do_not_go_together_are_refused(options: str, text: str, tmp_path: Path) -> None:
     done = doctor(*options.split(), cwd=tmp_path)
-    assert said in done.stderr
+    assert text in done.stderr
     assert (done.returncode, done.stdout) == (64, "")
 
 
@@ -245,10 +245,10 @@ def test_watch_tells_what_moves_and_ends_by_interrupt(fake_nvml: FakeNvml, tmp_p
         assert watch.stdout is not None
         assert json.loads(watch.stdout.readline())["v"] == 1
         fake_nvml.set({"1.ecc_unc_vol": 1, "1.ecc_unc_agg": 3, "events": "0:8:79"})
-        seen: set[str] = set()
-        while seen != {"gpu_ecc", "gpu_events"}:  # an event stays in sight, though it is delivered once
-            told = json.loads(watch.stdout.readline())
-            seen = {row["check"] for row in told["results"] if row["result"] == "failed" and row["check"].startswith("gpu_")}
+        texts: set[str] = set()
+        while texts != {"gpu_ecc", "gpu_events"}:  # an event stays in sight, though it is delivered once
+            output = json.loads(watch.stdout.readline())
+            texts = {row["check"] for row in output["results"] if row["result"] == "failed" and row["check"].startswith("gpu_")}
         watch.send_signal(signal.SIGINT)
         watch.stdout.read()
         assert watch.wait(PATIENCE_S) == 69
@@ -270,7 +270,7 @@ def test_a_watch_of_weeks_keeps_each_kind_of_event_once(monkeypatch: pytest.Monk
     monkeypatch.setattr("health.probing.runner.Runner.sample", sample)
     for _ in range(300):
         diagnosis = watching.examine()
-    shown = [(one.event, one.t, one.evidence[0]) for one in diagnosis.results if one.check == "gpu_events"]
+    shown = [(result.event, result.t, result.evidence[0]) for result in diagnosis.results if result.check == "gpu_events"]
     assert len(shown) == 3
     assert ("xid 79", 1.0) in [row[:2] for row in shown], "an event stays in sight"
     assert all("300 times since the first look" in evidence for event, _, evidence in shown if event != "xid 79")

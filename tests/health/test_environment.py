@@ -179,10 +179,10 @@ def test_variables_that_torch_is_said_to_ignore_are_in_none_of_its_files() -> No
         for name in checked.UNREAD_VARIABLES:
             assert f'"{name}"'.encode() not in data
             assert f"\0{name}\0".encode() not in data
-    told = header.read_text("utf-8")
+    text = header.read_text("utf-8")
     for name in checked.RENAMED_VARIABLES:
-        assert f'"{name}"' in told, "read under its old name still"
-        assert f'"TORCH_{name}"' in told
+        assert f'"{name}"' in text, "read under its old name still"
+        assert f'"TORCH_{name}"' in text
 
 
 def test_the_newest_library_for_an_older_driver_is_found_and_the_driver_s_own_is_none(tmp_path: Path) -> None:

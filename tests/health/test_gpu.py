@@ -26,8 +26,8 @@ from supervisor.observe.hangs.diagnosis import compared, devices_text
 from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
 from supervisor.observe.hangs.rank_progress import RankProgress
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
-from tests.health.conftest import FakeNvml
 from tests.health.looking import are_apart
+from tests.support.fake_nvml import FakeNvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,18 +45,18 @@ UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
 @pytest.fixture
 def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
-    made = Runner(environ=fake_nvml.environ)
-    yield made
-    made.close()
+    runner = Runner(environ=fake_nvml.environ)
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(scope="module")
 def one_prober(fake_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Runner]]:
     """Give a runner whose prober answers for all rows, and the file from which it reads the state of the GPUs."""
     state = tmp_path_factory.mktemp("rows") / "state"
-    made = Runner(environ=FakeNvml(fake_library, state).environ)
-    yield state, made
-    made.close()
+    runner = Runner(environ=FakeNvml(fake_library, state).environ)
+    yield state, runner
+    runner.close()
 
 
 #: Checks of what a prober reads once, such as the driver and what a GPU has: their rows have a prober of their own.
@@ -238,8 +238,8 @@ ROWS = (
 
 def found(results: tuple[CheckResult, ...], check: str, gpu: int | None) -> CheckResult:
     subject = "host" if gpu is None else GPU.format(gpu)
-    there = [one for one in results if one.check == check and one.subject == subject]
-    assert len(there) == 1, [one for one in results if one.check == check]
+    there = [result for result in results if result.check == check and result.subject == subject]
+    assert len(there) == 1, [result for result in results if result.check == check]
     return there[0]
 
 
@@ -281,8 +281,8 @@ def test_every_check_of_gpus_has_a_row_for_health_and_one_for_the_fault() -> Non
 def test_a_healthy_node_is_healthy(fake_nvml: FakeNvml, runner: Runner) -> None:
     fake_nvml.set(gpus=8)
     results = judge(runner.sweep(("nvml", "pci", "driver"), Ask()))
-    assert {one.result for one in results} == {OK}
-    assert len({one.subject for one in results if one.subject.startswith("gpu:")}) == 8
+    assert {result.result for result in results} == {OK}
+    assert len({result.subject for result in results if result.subject.startswith("gpu:")}) == 8
 
 
 @pytest.mark.process
@@ -301,7 +301,7 @@ def test_a_healthy_node_is_healthy(fake_nvml: FakeNvml, runner: Runner) -> None:
 def test_what_a_gpu_does_not_know_is_no_fault(state: dict[str, object], fake_nvml: FakeNvml, runner: Runner) -> None:
     fake_nvml.set(state)
     results = judge(runner.sweep(("nvml", "pci", "driver"), Ask()))
-    assert {one.result for one in results} <= {OK, SKIPPED}, [one for one in results if one.result not in {OK, SKIPPED}]
+    assert {result.result for result in results} <= {OK, SKIPPED}, [result for result in results if result.result not in {OK, SKIPPED}]
     assert found(results, "gpu_temperature", 1).result is OK
 
 
@@ -395,11 +395,11 @@ def test_what_the_gpus_of_ranks_draw_and_how_busy_their_memory_is_is_evidence_of
     """All are busy, as NCCL's kernels that wait are; one draws a fraction of its limit."""
     fake_nvml.set({"all.busy": 100, "0.power": 92_000, "0.memory_busy": 1, "1.power": 640_000, "1.memory_busy": 57})
     readings = runner.sample(("nvml",), Ask())
-    seen = Look(0.0, tuple(RankLook(number, number, ProcessLook(100 + number, 1), collectives=IN_TURN[number]) for number in (0, 1, 2)))
+    look = Look(0.0, tuple(RankLook(number, number, ProcessLook(100 + number, 1), collectives=IN_TURN[number]) for number in (0, 1, 2)))
     gpu_of = {number: GPU.format(number).removeprefix("gpu:") for number in (0, 1)}
 
     def shown(of: Readings, culprits: list[int], t: float) -> str:
-        named = devices.named(seen, of, gpu_of, t)
+        named = devices.named(look, of, gpu_of, t)
         return devices_text(compared(named, named, RankProgress()), culprits)
 
     assert shown(readings, [1], time.time()) == (

@@ -17,7 +17,7 @@ from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 pytestmark = pytest.mark.process
 UUID = "GPU-00000000-0000-4000-8000-00000000000"
@@ -50,16 +50,16 @@ def test_a_gpu_has_one_number_and_cuda_s_is_named_as_such(fake_nvml: FakeNvml, t
         ["3", f"{UUID}3", "0000:13:00.0"],
     ]
     assert "supervise nodes clear" in names[-1]
-    found = json.loads(gpus(tmp_path, fake_nvml, "--json", **environ).stdout)
-    assert found["answered"] is True
-    assert [(row["index"], row["cuda"], row["in_use"]) for row in found["gpus"]] == [
+    document = json.loads(gpus(tmp_path, fake_nvml, "--json", **environ).stdout)
+    assert document["answered"] is True
+    assert [(row["index"], row["cuda"], row["in_use"]) for row in document["gpus"]] == [
         (0, 1, True),
         (1, None, True),
         (2, 0, True),
         (3, None, False),
     ]
-    assert found["gpus"][0]["memory_bytes"] > 0
-    assert found["gpus"][0]["findings"][0]["check"] == "gpu_recovery"
+    assert document["gpus"][0]["memory_bytes"] > 0
+    assert document["gpus"][0]["findings"][0]["check"] == "gpu_recovery"
 
 
 def test_a_driver_that_hangs_or_refuses_is_not_taken_for_a_node_without_gpus(fake_nvml: FakeNvml, tmp_path: Path) -> None:

@@ -170,13 +170,13 @@ def judged(row: Row) -> list[CheckResult]:
 
 @pytest.mark.parametrize("row", TABLE, ids=[f"{at}-{row.check}" for at, row in enumerate(TABLE)])
 def test_the_table(row: Row) -> None:
-    found = judged(row)
-    assert len(found) == 1
-    assert (found[0].result, found[0].repair, found[0].subject) == (row.result, row.repair, HOST), found[0]
-    assert row.words in found[0].reason
-    assert not found[0].blocks
-    assert found[0].result is not DEGRADED or found[0].command or found[0].look or found[0].evidence
-    assert are_apart(found[0]), found[0]
+    results = judged(row)
+    assert len(results) == 1
+    assert (results[0].result, results[0].repair, results[0].subject) == (row.result, row.repair, HOST), results[0]
+    assert row.words in results[0].reason
+    assert not results[0].blocks
+    assert results[0].result is not DEGRADED or results[0].command or results[0].look or results[0].evidence
+    assert are_apart(results[0]), results[0]
 
 
 def test_every_check_of_the_host_has_each_of_its_answers_held_here() -> None:
@@ -344,8 +344,8 @@ def test_the_clock_of_this_machine_is_judged_one_way_or_the_other() -> None:
     now = Readings(clock.read(Ask()))
     told = now.table("clock.kernel")
     assert now.problem("clock.kernel") or set(told) == {"synchronized", "max_error_s", "estimated_error_s", "offset_s"}
-    given = Readings(clock.read(Ask(options={"clock": {"chrony": {"offset_s": 4.0, "stratum": 2, "leap": "Normal"}}})))
-    [said] = registry.checks()["host_clock"](given, None, Thresholds())
+    readings = Readings(clock.read(Ask(options={"clock": {"chrony": {"offset_s": 4.0, "stratum": 2, "leap": "Normal"}}})))
+    [said] = registry.checks()["host_clock"](readings, None, Thresholds())
     assert said.result is DEGRADED
 
 

@@ -244,21 +244,21 @@ TABLE = [
 
 
 def readings(values: Values, t: float, problems: Mapping[tuple[str, str], str] | None = None) -> Readings:
-    rows = [Reading("network", subject, what, value, t=t) for (subject, what), value in values.items()]
-    return Readings([*rows, *(Reading("network", subject, what, None, why, t) for (subject, what), why in (problems or {}).items())])
+    rows = [Reading("network", subject, key, value, t=t) for (subject, key), value in values.items()]
+    return Readings([*rows, *(Reading("network", subject, key, None, why, t) for (subject, key), why in (problems or {}).items())])
 
 
 def results_of(check: str, now: Readings, before: Readings | None = None) -> dict[str, CheckResult]:
-    return {one.subject: one for one in registry.checks()[check](now, before, Thresholds())}
+    return {result.subject: result for result in registry.checks()[check](now, before, Thresholds())}
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[f"{at}-{row.check}" for at, row in enumerate(TABLE)])
 def test_the_table(row: Row) -> None:
     before = None if row.before is None else readings(row.before, 1000.0)
-    found = results_of(row.check, readings(row.read, 1000.0 + SPAN, row.problems), before)[row.subject]
-    assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
-    assert row.words in found.reason
-    assert are_apart(found), found
+    result = results_of(row.check, readings(row.read, 1000.0 + SPAN, row.problems), before)[row.subject]
+    assert (result.result, result.repair, result.blocks) == (row.result, row.repair, False), result
+    assert row.words in result.reason
+    assert are_apart(result), result
 
 
 @pytest.mark.parametrize(
@@ -271,12 +271,12 @@ def test_the_table(row: Row) -> None:
 )
 def test_what_went_through_a_port_is_shown_and_alarms_nobody(before: Values | None, words: str) -> None:
     now = readings(traffic(7 << 20, 2 << 20, dropped=9), 1000.0 + SPAN)
-    found = results_of("net_ethernet", now, readings(before, 1000.0) if before is not None else None)[ETH]
-    assert (found.result, found.reason) == (OK, f"eth0 is up; {words}")
+    result = results_of("net_ethernet", now, readings(before, 1000.0) if before is not None else None)[ETH]
+    assert (result.result, result.reason) == (OK, f"eth0 is up; {words}")
 
 
 def test_every_check_of_the_network_is_held_here() -> None:
-    assert {row.check for row in TABLE} == {one for one in registry.checks() if one.startswith("net_")}
+    assert {row.check for row in TABLE} == {check for check in registry.checks() if check.startswith("net_")}
 
 
 def card(root: Path, device: str, pci: str, files: Mapping[str, str]) -> Ask:
@@ -291,10 +291,10 @@ def card(root: Path, device: str, pci: str, files: Mapping[str, str]) -> Ask:
     verbs = root / "sys/class/infiniband_verbs" / f"uverbs_{device}"
     verbs.mkdir(parents=True)
     (verbs / "ibdev").write_text(device + "\n", "ascii")
-    given = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
+    port_state = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
             "counters/link_downed": "3", "counters/symbol_error": "N/A (no PMA)", "counters/port_rcv_data": "9",
             "hw_counters/roce_slow_restart": "7"}  # fmt: skip
-    for file, text in {**given, **files}.items():
+    for file, text in {**port_state, **files}.items():
         (at / "ports/1" / file).write_text(text + "\n", "ascii")
     for file, text in (("carrier", "0"), ("carrier_changes", "4"), ("mtu", "4092")):
         (real / "net/ib0" / file).write_text(text + "\n", "ascii")
@@ -342,10 +342,10 @@ def test_every_counter_that_is_judged_is_read() -> None:
 
 def test_a_port_that_answers_einval_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = card(tmp_path, "mlx5_0", "0000:a8:00.0", {})
-    asked: list[Path] = []
+    paths: list[Path] = []
 
     def refuse(path: Path) -> bytes:
-        asked.append(path)
+        paths.append(path)
         raise OSError(22, "Invalid argument")  # what a card answers whose firmware keeps the port to itself
 
     session = infiniband.session()
@@ -353,7 +353,7 @@ def test_a_port_that_answers_einval_is_asked_once(tmp_path: Path, monkeypatch: p
         patched.setattr(Path, "read_bytes", refuse)
         assert Readings(session.read(ask)).problem("port.counters", A) == NOT_SUPPORTED
         assert Readings(session.read(ask)).problem("port.state", A) == NOT_SUPPORTED
-    assert [path.name for path in asked] == ["rate"]
+    assert [path.name for path in paths] == ["rate"]
 
 
 def test_a_device_without_a_pci_address_that_answers_einval_silences_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,8 +414,8 @@ def test_real_peers_answer_or_do_not() -> None:
         now = Readings(reach.read(Ask(hosts=(f"127.0.0.1:{other}", f"localhost:{open_port}"))))
         assert now.table("peer.answer", f"peer:127.0.0.1:{other}")["answer"] == "open"
         assert now.table("peer.answer", f"peer:localhost:{open_port}")["answer"] == "refused"
-    found = results_of("net_reach", now)
-    assert {one.result for one in found.values()} == {OK}
+    results = results_of("net_reach", now)
+    assert {result.result for result in results.values()} == {OK}
 
 
 @pytest.mark.bench
@@ -479,17 +479,17 @@ def test_a_port_that_another_holds_is_reported_with_its_holder() -> None:
     command = [sys.executable, "-c", LISTEN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:  # noqa: S603 -- ours
         assert other.stdout is not None
-        taken = int(other.stdout.readline())
-        now = Readings(ports.read(Ask(ports=(taken, 0))))
-        row = now.table("listen.state", f"listen:{taken}")
+        port = int(other.stdout.readline())
+        now = Readings(ports.read(Ask(ports=(port, 0))))
+        row = now.table("listen.state", f"listen:{port}")
         assert row["free"] is False
         [holding] = row["holders"] if isinstance(row["holders"], list) else []
         assert isinstance(holding, dict)
         assert (holding["pid"], holding["state"], holding["ours"]) == (other.pid, "listening", False)
-        [found] = results_of("net_ports", now).values()
-        assert f"process {other.pid} (" in found.reason
+        [result] = results_of("net_ports", now).values()
+        assert f"process {other.pid} (" in result.reason
         other.kill()
-    assert Readings(ports.read(Ask(ports=(taken,)))).table("listen.state", f"listen:{taken}")["free"] is True
+    assert Readings(ports.read(Ask(ports=(port,)))).table("listen.state", f"listen:{port}")["free"] is True
 
 
 @pytest.mark.process
@@ -509,13 +509,13 @@ def test_a_port_that_another_holds_is_reported_with_its_holder() -> None:
 def test_a_port_that_the_job_itself_holds_is_no_conflict(variables: dict[str, str], cookie: str, result: Result) -> None:
     with listener() as free:
         pass
-    given = {name: value.format(port=free) for name, value in variables.items()}
+    port_state = {name: value.format(port=free) for name, value in variables.items()}
     script = LISTEN.replace('("0.0.0.0", 0)', f'("0.0.0.0", {free})')
-    kept = {name: value for name, value in os.environ.items() if name not in {"SUPERVISE_JOB_COOKIE", "MASTER_PORT"}}
+    environ = {name: value for name, value in os.environ.items() if name not in {"SUPERVISE_JOB_COOKIE", "MASTER_PORT"}}
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept | given) as other:  # noqa: S603 -- ours
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ | port_state) as other:  # noqa: S603 -- ours
         assert other.stdout is not None
         assert int(other.stdout.readline()) == free
-        [found] = results_of("net_ports", Readings(ports.read(Ask(ports=(free,), cookie=cookie)))).values()
+        [results] = results_of("net_ports", Readings(ports.read(Ask(ports=(free,), cookie=cookie)))).values()
         other.kill()
-    assert found.result is result, found
+    assert results.result is result, results

@@ -7,8 +7,7 @@ import subprocess
 import pytest
 
 from health.probing.process_groups import kill_group
-from tests.guardian.conftest import alive
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_running, wait_for
 
 pytestmark = pytest.mark.process
 
@@ -23,7 +22,7 @@ def test_what_a_child_left_in_its_group_is_killed(collected: bool) -> None:  # n
         child.wait()
     kill_group(child)
     child.wait()
-    wait_for(lambda: not alive(pid), "its end", 20)
+    wait_for(lambda: not is_running(pid), "its end", 20)
 
 
 def test_a_number_that_another_process_has_by_now_is_left_alone() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from health.probing.runner import Start
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 NVML = "probe:nvml"
 FOREIGN = ("foreign-0", "foreign-1", "foreign-2")
@@ -34,9 +34,9 @@ FOREIGN = ("foreign-0", "foreign-1", "foreign-2")
 
 @pytest.fixture
 def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
-    made = Runner(environ=fake_nvml.environ)
-    yield made
-    made.close()
+    runner = Runner(environ=fake_nvml.environ)
+    yield runner
+    runner.close()
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +61,15 @@ def test_a_probe_that_hangs_is_noticed_within_its_deadline_and_a_second(lasting:
     ask = runner.sample if lasting else runner.sweep
     begun = time.monotonic()
     now = ask(("nvml",), Ask(deadline_s=1.0))
-    told = now.table(OUTCOME, NVML)
-    assert told["state"] == "hung"
+    outcome = now.table(OUTCOME, NVML)
+    assert outcome["state"] == "hung"
     assert time.monotonic() - begun >= 1.0
     assert within(2.0 + 2.0, since=begun)  # a python starts before the deadline runs: two seconds for it on a busy machine
     assert now.value("gpu.temperature_c", "gpu:GPU-00000000-0000-4000-8000-000000000000") == 41, "what was read before is kept"
-    assert told["after"] == "gpu.retired_pending of gpu:GPU-00000000-0000-4000-8000-000000000001"
-    said = next(one for one in judge(now) if one.subject == NVML)
-    assert (said.result, said.repair) == (Result.FAILED, Repair.DRAIN)
-    assert not Path(f"/proc/{told['pid']}").exists()
+    assert outcome["after"] == "gpu.retired_pending of gpu:GPU-00000000-0000-4000-8000-000000000001"
+    answer = next(result for result in judge(now) if result.subject == NVML)
+    assert (answer.result, answer.repair) == (Result.FAILED, Repair.DRAIN)
+    assert not Path(f"/proc/{outcome['pid']}").exists()
 
 
 @pytest.mark.process
@@ -77,9 +77,9 @@ def test_a_probe_in_the_kernel_is_reported_with_its_place(fake_nvml: FakeNvml, r
     fake_nvml.set({"0.stuck_ms.nvmlDeviceGetMigMode": 5_000})  # sleeps in state D, as a driver's call does
     now = runner.sweep(("nvml",), Ask(deadline_s=0.5))
     assert now.table(OUTCOME, NVML)["process"] == "D"
-    said = next(one for one in judge(now) if one.subject == NVML)
-    assert (said.result, said.repair) == (Result.FAILED, Repair.REBOOT)
-    assert "stuck in the kernel at " in said.reason
+    answer = next(result for result in judge(now) if result.subject == NVML)
+    assert (answer.result, answer.repair) == (Result.FAILED, Repair.REBOOT)
+    assert "stuck in the kernel at " in answer.reason
 
 
 @pytest.mark.process
@@ -99,7 +99,7 @@ def test_one_hang_holds_up_no_other_probe(fake_nvml: FakeNvml) -> None:
     runner = Runner(environ=fake_nvml.environ, awaited=lambda names: awaited.append([*names]))
     now = runner.sweep(("nvml", "pci", "driver"), Ask(deadline_s=2.0))
     assert (awaited[0], awaited[-2:]) == (["nvml", "pci", "driver"], [["nvml"], []])
-    assert {one.subject: now.table(OUTCOME, one.subject)["state"] for one in now.of(OUTCOME)} == {
+    assert {result.subject: now.table(OUTCOME, result.subject)["state"] for result in now.of(OUTCOME)} == {
         NVML: "hung", "probe:pci": "answered", "probe:driver": "answered",
     }  # fmt: skip
 
@@ -111,8 +111,8 @@ def test_a_probe_that_raises_costs_its_own_answer(tmp_path: Path) -> None:
     assert now.value("a") == 1
     assert now.table(OUTCOME, "probe:foreign")["why"] == "RuntimeError: no such thing"
     assert now.table(OUTCOME, "probe:pci")["state"] == "answered"
-    said = next(one for one in judge(now) if one.subject == "probe:foreign")
-    assert (said.result, said.reason) == (Result.UNKNOWN, "probe foreign: RuntimeError: no such thing")
+    answer = next(result for result in judge(now) if result.subject == "probe:foreign")
+    assert (answer.result, answer.reason) == (Result.UNKNOWN, "probe foreign: RuntimeError: no such thing")
     runner.close()
 
 
@@ -146,9 +146,9 @@ def test_what_is_written_into_the_prober_s_own_pipe_costs_its_line_only(tmp_path
 @pytest.mark.process
 def test_a_probe_that_is_short_of_cpu_is_no_finding(tmp_path: Path) -> None:
     runner = plugged(tmp_path, "def read(ask):\n yield Reading('foreign', 'host', 'a', 1)\n while True: pass\n")
-    said = next(one for one in judge(runner.sweep(("foreign",), Ask(deadline_s=0.5))) if one.subject == "probe:foreign")
-    assert said.result is Result.UNKNOWN
-    assert "still running" in said.reason
+    answer = next(result for result in judge(runner.sweep(("foreign",), Ask(deadline_s=0.5))) if result.subject == "probe:foreign")
+    assert answer.result is Result.UNKNOWN
+    assert "still running" in answer.reason
 
 
 @pytest.mark.process
@@ -188,12 +188,12 @@ def test_the_prober_ends_with_whoever_asks(fake_nvml: FakeNvml) -> None:
         os.close(read)
         os.dup2(write, 9)
         Runner(environ={**fake_nvml.environ, "PYTHONPATH": ""}).sample(("pci",), Ask())
-        found = [one.name for one in Path("/proc").iterdir() if one.name.isdecimal() and _parent(one) == os.getpid()]
-        os.write(write, (" ".join(found) + "\n").encode())
+        path = [path.name for path in Path("/proc").iterdir() if path.name.isdecimal() and _parent(path) == os.getpid()]
+        os.write(write, (" ".join(path) + "\n").encode())
         signal.pause()
     os.close(write)
-    with os.fdopen(read) as told:
-        pids = told.readline().split()
+    with os.fdopen(read) as outcome:
+        pids = outcome.readline().split()
     assert len(pids) == 1
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -228,20 +228,22 @@ def _fails(_now: Readings, _before: Readings | None, _limits: Thresholds) -> lis
 
 def test_a_check_is_silent_where_its_probe_did_not_run_and_one_that_fails_is_reported() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered"})])
-    given = {
+    fields = {
         "here": Check("here", "host", ("a",), _answers, "a"),
         "not asked": Check("not asked", "host", ("a", "b"), _answers, "a and b"),
         "broken": Check("broken", "host", (), _fails, "nothing"),
     }
-    results = judge(now, checks=given)
-    assert [(one.check, one.result) for one in results] == [("said", Result.DEGRADED), ("broken", Result.UNKNOWN)]
-    assert [one.check for one in blocking(results)] == ["said"]
+    results = judge(now, checks=fields)
+    assert [(result.check, result.result) for result in results] == [("said", Result.DEGRADED), ("broken", Result.UNKNOWN)]
+    assert [result.check for result in blocking(results)] == ["said"]
 
 
 def test_the_worst_comes_first() -> None:
-    said = [CheckResult("c", "host", result, "") for result in (Result.OK, Result.SKIPPED, Result.UNKNOWN, Result.FAILED, Result.DEGRADED)]
-    said.append(CheckResult("d", "host", Result.FAILED, "", blocks=True))
-    order = [(one.check, one.result.value) for one in worst(said)]
+    results = [
+        CheckResult("c", "host", result, "") for result in (Result.OK, Result.SKIPPED, Result.UNKNOWN, Result.FAILED, Result.DEGRADED)
+    ]
+    results.append(CheckResult("d", "host", Result.FAILED, "", blocks=True))
+    order = [(result.check, result.result.value) for result in worst(results)]
     assert order == [("d", "failed"), ("c", "failed"), ("c", "degraded"), ("c", "unknown"), ("c", "ok"), ("c", "skipped")]
 
 
@@ -249,7 +251,7 @@ def test_the_worst_comes_first() -> None:
 @pytest.mark.parametrize("process", ["S", "D"])
 def test_a_slow_tree_of_files_condemns_no_node(name: str, result: Result, process: str) -> None:
     now = Readings([Reading("runner", f"probe:{name}", OUTCOME, {"state": "hung", "deadline_s": 5.0, "process": process, "pid": 1})])
-    assert [one.result for one in probes.probes(now, None, Thresholds())] == [result]
+    assert [result.result for result in probes.probes(now, None, Thresholds())] == [result]
 
 
 class _SlowPipe:
@@ -277,10 +279,10 @@ def _slow(make: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes
 def _group(group: str) -> list[str]:
     """Return the processes of a group that are alive."""
     rows = []
-    for one in Path("/proc").iterdir():
+    for path in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            if one.name.isdecimal():
-                rows.append((one.name, *(one / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]))
+            if path.name.isdecimal():
+                rows.append((path.name, *(path / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[:3]))
     return [pid for pid, state, _, pgrp in rows if pgrp == group and state != "Z"]
 
 
@@ -296,7 +298,7 @@ def test_one_that_is_ended_is_ended_with_what_it_started(tmp_path: Path, hangs: 
     runner = plugged(tmp_path, source, start=_slow)
     now = runner.sweep(FOREIGN, Ask(deadline_s=2.0 if hangs else 20.0))
     assert {now.table(OUTCOME, f"probe:{name}")["state"] for name in FOREIGN} == {"hung" if hangs else "answered"}
-    pids = [str(one.value) for one in now.of("a")]
+    pids = [str(result.value) for result in now.of("a")]
     assert len(pids) == len(FOREIGN)
     wait_for(lambda: not any(_group(pid) for pid in pids), "the end of what they started", 20)
 
@@ -368,7 +370,7 @@ def test_a_process_that_does_not_read_is_not_written_to_for_ever(tmp_path: Path,
 
 def test_a_probe_that_answered_is_ok() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered", "seconds": 0.1})])
-    assert [one.result for one in probes.probes(now, None, Thresholds())] == [Result.OK]
+    assert [result.result for result in probes.probes(now, None, Thresholds())] == [Result.OK]
 
 
 def test_an_ask_comes_through_as_it_was() -> None:
@@ -379,7 +381,7 @@ def test_an_ask_comes_through_as_it_was() -> None:
 
 
 def test_what_is_reported_again_and_again_takes_one_line() -> None:
-    said = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
-    said.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
-    shown = [(one.reason, one.evidence) for one in render.merged(said)]
-    assert shown == [("killed (3 times)", ("line 2",)), ("another", ())]
+    results = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
+    results.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
+    lines = [(result.reason, result.evidence) for result in render.merged(results)]
+    assert lines == [("killed (3 times)", ("line 2",)), ("another", ())]

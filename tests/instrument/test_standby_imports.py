@@ -291,9 +291,13 @@ def test_a_rank_out_of_a_standby_hands_the_record_on(libraries: Libraries) -> No
     assert (code, out) == (0, "['lib_a']\n")
 
 
-def test_a_usercustomize_is_refused(libraries: Libraries) -> None:
-    state, why, _ = libraries.prepare("", usercustomize="")
+def test_a_usercustomize_is_refused_where_it_has_an_effect(libraries: Libraries) -> None:
+    state, why, _ = libraries.prepare("", usercustomize="print()")
     assert (state, why) == (REFUSED, "your own usercustomize runs before the script")
+    libraries.ranks.close()
+    state, why, _ = libraries.prepare("import lib_a", lib_a="", usercustomize="# nothing yet")
+    assert (state, why) == (READY, "")
+    assert libraries.warm() == ["lib_a"]
 
 
 @pytest.mark.parametrize(

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def notifier_for() -> Iterator[Callable[[Mapping[str, str]], Notifier]]:
-    made: list[Notifier] = []
+    notifiers: list[Notifier] = []
 
     def make(env: Mapping[str, str]) -> Notifier:
-        made.append(Notifier(env))
-        return made[-1]
+        notifiers.append(Notifier(env))
+        return notifiers[-1]
 
     yield make
-    for notifier in made:
+    for notifier in notifiers:
         notifier.close()
         notifier.status("to nobody")
 

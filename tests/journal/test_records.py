@@ -137,11 +137,11 @@ def test_any_truncation_costs_the_last_record_only(tmp_path: Path) -> None:
     lines = [encode(i + 1, 1.0, 1.0, Note("n", "é" * i)) for i in range(3)]
     whole = b"".join(lines)
     for size in range(len(whole) + 1):
-        found = list(scan(written(tmp_path / "j", whole[:size])))
+        records = list(scan(written(tmp_path / "j", whole[:size])))
         complete = sum(1 for n in range(1, 4) if size >= len(b"".join(lines[:n])))
-        assert [r.seq for r in found if isinstance(r, Record)] == list(range(1, complete + 1))
+        assert [r.seq for r in records if isinstance(r, Record)] == list(range(1, complete + 1))
         torn = size != len(b"".join(lines[:complete]))
-        assert [d.torn for d in found if isinstance(d, Damage)] == ([True] if torn else [])
+        assert [d.torn for d in records if isinstance(d, Damage)] == ([True] if torn else [])
 
 
 def test_a_flipped_bit_anywhere_costs_that_record_and_its_offset_is_reported(tmp_path: Path) -> None:
@@ -150,18 +150,18 @@ def test_a_flipped_bit_anywhere_costs_that_record_and_its_offset_is_reported(tmp
     for i in range(at, at + len(lines[1]) - 1):
         broken = bytearray(whole)
         broken[i] ^= 0x01
-        found = list(scan(written(tmp_path / "j", bytes(broken))))
-        assert [r.seq for r in found if isinstance(r, Record)] == [1, 3], i
-        damage = next(d for d in found if isinstance(d, Damage))
+        records = list(scan(written(tmp_path / "j", bytes(broken))))
+        assert [r.seq for r in records if isinstance(r, Record)] == [1, 3], i
+        damage = next(d for d in records if isinstance(d, Damage))
         assert damage.offset == at
         assert str(at) in str(damage)
 
 
 def test_a_record_behind_a_torn_one_on_the_same_line_is_found(tmp_path: Path) -> None:
     torn = encode(2, 1.0, 1.0, Note("n", 'looks like {"crc":"00000000","len":1,"rec":'))[:-9]
-    found = list(scan(written(tmp_path / "j", encode(1, 1.0, 1.0, Note("n")), torn, encode(2, 1.0, 1.0, Note("again")))))
-    assert [r.body.name for r in found if isinstance(r, Record)] == ["n", "again"]  # type: ignore[union-attr]
-    assert any(isinstance(d, Damage) and d.length == len(torn) for d in found)
+    records = list(scan(written(tmp_path / "j", encode(1, 1.0, 1.0, Note("n")), torn, encode(2, 1.0, 1.0, Note("again")))))
+    assert [r.body.name for r in records if isinstance(r, Record)] == ["n", "again"]  # type: ignore[union-attr]
+    assert any(isinstance(d, Damage) and d.length == len(torn) for d in records)
 
 
 def test_a_second_copy_is_skipped(tmp_path: Path) -> None:
@@ -170,8 +170,8 @@ def test_a_second_copy_is_skipped(tmp_path: Path) -> None:
 
 
 def test_bytes_that_check_and_are_no_record_are_damage(tmp_path: Path) -> None:
-    found = list(scan(written(tmp_path / "j", frame(b"[1,2]"), frame(b'{"seq":"x"}'), frame(b"\xff"), encode(1, 1.0, 1.0, Note("n")))))
-    assert [type(f) for f in found] == [Damage, Damage, Damage, Record]
+    records = list(scan(written(tmp_path / "j", frame(b"[1,2]"), frame(b'{"seq":"x"}'), frame(b"\xff"), encode(1, 1.0, 1.0, Note("n")))))
+    assert [type(f) for f in records] == [Damage, Damage, Damage, Record]
 
 
 @pytest.mark.parametrize("version", ["0", "3.3", "new", ""])

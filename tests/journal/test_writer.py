@@ -91,9 +91,9 @@ def opened(path: Path, ear: Any, disk: Disk | None = None) -> Any:
 
 def notes(path: Path) -> list[str]:
     """Return the names of the notes in the journal, which must be whole."""
-    found = list(scan(path))
-    assert not [d for d in found if isinstance(d, Damage)]
-    return [r.body.name for r in found if isinstance(r, Record) and isinstance(r.body, Note)]
+    records = list(scan(path))
+    assert not [d for d in records if isinstance(d, Damage)]
+    return [r.body.name for r in records if isinstance(r, Record) and isinstance(r.body, Note)]
 
 
 def one_run(path: Path, ear: Any, *, goes_on: bool = False, events: int = 1) -> Any:
@@ -114,9 +114,9 @@ def test_a_run_that_is_not_continued_begins_a_new_file_and_five_old_ones_are_kep
     path = tmp_path / "journal.jsonl"
     for _ in range(8):
         one_run(path, ear)
-    assert sorted(found.name for found in tmp_path.iterdir()) == [f"journal-000{n}.jsonl" for n in range(3, 8)] + ["journal.jsonl"]
-    for found in tmp_path.iterdir():
-        past = past_of(fold(scan(found)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"journal-000{n}.jsonl" for n in range(3, 8)] + ["journal.jsonl"]
+    for entry in tmp_path.iterdir():
+        past = past_of(fold(scan(entry)))
         assert (past.problems, past.records) == ((), 3)
     before = path.read_bytes()
     one_run(path, ear, goes_on=True)
@@ -129,7 +129,7 @@ def test_a_run_in_which_nothing_was_decided_leaves_its_file_to_the_next(tmp_path
     one_run(path, ear)
     for _ in range(3):
         one_run(path, ear, events=0)
-    assert [found.name for found in earlier(path)] == ["journal-0001.jsonl"]
+    assert [records.name for records in earlier(path)] == ["journal-0001.jsonl"]
 
 
 @pytest.mark.parametrize("left", ["nothing", "a header", "a torn header"])
@@ -172,7 +172,7 @@ def test_a_disk_that_takes_no_new_file_for_a_while_loses_neither(tmp_path: Path,
     disk.open_error = 0
     assert journal.close(10)
     assert (tmp_path / "journal-0001.jsonl").read_bytes() == old
-    assert [type(found.body) for found in scan(path) if isinstance(found, Record)] == [Header, RunBegan]
+    assert [type(record.body) for record in scan(path) if isinstance(record, Record)] == [Header, RunBegan]
 
 
 def test_a_new_journal_is_ours_alone_and_says_what_it_is(tmp_path: Path, ear: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_record_that_is_nested_without_end_is_damage(tmp_path: Path, ear: Any)
     deep = b'{"seq":1,"kind":"note","body":' + b"[" * 10**5 + b"]" * 10**5 + b"}"
     framed = b'{"crc":"%08x","len":%d,"rec":%s}\n' % (zlib.crc32(deep), len(deep), deep)
     path.write_bytes(encode(1, 1.0, 1.0, Header("job", "node")) + framed)
-    assert [type(found) for found in scan(path)] == [Record, Damage]
+    assert [type(record) for record in scan(path)] == [Record, Damage]
     journal, _ = opened(path, ear)
     assert journal.close(10)
 
@@ -353,10 +353,10 @@ def test_a_failing_disk_is_reported_at_once_and_nothing_is_lost(
     ear.await_synced(last)
     ear.await_word("recovered")
     assert journal.close(10)
-    found = list(scan(path))
-    assert [r.body.name for r in found if isinstance(r, Record) and isinstance(r.body, Note)] == ["a", "b"]
-    past = past_of(fold(found))
-    assert past.next_seq == found[-1].seq + 1
+    records = list(scan(path))
+    assert [r.body.name for r in records if isinstance(r, Record) and isinstance(r.body, Note)] == ["a", "b"]
+    past = past_of(fold(records))
+    assert past.next_seq == records[-1].seq + 1
     assert not [problem for problem in past.problems if "lost" in problem]
     if not truncate_error:
         assert not past.problems
@@ -403,9 +403,9 @@ def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, ear: Any,
     ear.await_word("recovered")
     assert not journal.close(10)
     assert journal.health().trouble == f"{path}: {full.lost} records had no room in memory while the disk did not answer"
-    kept = notes(path)
-    assert len(kept) == full.pending_records + 1
-    assert kept[-1] == "records_lost"
+    texts = notes(path)
+    assert len(texts) == full.pending_records + 1
+    assert texts[-1] == "records_lost"
     note = [r for r in scan(path) if isinstance(r, Record) and r.kind == "note"][-1].body
     assert isinstance(note, Note)
     assert note.data == {"lost": full.lost}
@@ -472,9 +472,9 @@ def test_a_view_that_cannot_be_made_ends_the_views_and_nothing_else(tmp_path: Pa
     for i in range(30):
         journal.append(Note(f"fact {i}"), t=float(i))
     assert journal.close(10)
-    kept = notes(path)
-    assert [name for name in kept if name != "view_failed"] == [f"fact {i}" for i in range(30)]
-    assert kept.count("view_failed") == 1
+    texts = notes(path)
+    assert [name for name in texts if name != "view_failed"] == [f"fact {i}" for i in range(30)]
+    assert texts.count("view_failed") == 1
     assert "ZeroDivisionError: division by zero" in path.read_text()
 
 
@@ -484,15 +484,15 @@ def test_what_was_reported_durable_survives_kill_9(tmp_path: Path) -> None:
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
             assert process.stdout is not None
-            said = [int(process.stdout.readline()) for _ in range(10)]
+            numbers = [int(process.stdout.readline()) for _ in range(10)]
             process.kill()
-            said += [int(line) for line in process.stdout.read().splitlines() if line]
-        found = [r for r in scan(path) if isinstance(r, Record)]
-        assert [r.seq for r in found] == list(range(1, len(found) + 1))
-        assert found[-1].seq >= max(said)
+            numbers += [int(line) for line in process.stdout.read().splitlines() if line]
+        records = [r for r in scan(path) if isinstance(r, Record)]
+        assert [r.seq for r in records] == list(range(1, len(records) + 1))
+        assert records[-1].seq >= max(numbers)
         # the kill may cut the write of a later record: that tail is no loss, and the next start cuts it off
         damage = [r for r in scan(path) if isinstance(r, Damage)]
         assert all(d.torn for d in damage)
         assert past_of(fold(scan(path))).problems == tuple(map(str, damage))
-        assert any(isinstance(record.body, ViewTaken) for record in found)
+        assert any(isinstance(record.body, ViewTaken) for record in records)
         assert read_view(path) == fold(scan(path)), "the view in the journal is what its records say, wherever the kill came"

@@ -73,6 +73,6 @@ def find(
     return job_knobs.find(settings, command.split() if isinstance(command, str) else command, environ or {}, place)
 
 
-def values_of(found: KnobSet) -> dict[str, str]:
+def values_of(knob_set: KnobSet) -> dict[str, str]:
     """Return each knob with its value, without the one that hands a checkpoint over (test_resume.py)."""
-    return {knob.name: knob.value for knob in found.knobs if knob.name != "resume"}
+    return {knob.name: knob.value for knob in knob_set.knobs if knob.name != "resume"}

@@ -113,14 +113,14 @@ def test_a_round_trip_changes_nothing_but_the_knob(argv: list[str], place: Bindi
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    made.add_argument("--batch-size", "--batch_size", "-b", type=int, default=None)
-    made.add_argument("--lr", "-l", type=float, default=0.0)
-    made.add_argument("--name", default="")
-    made.add_argument("--flag", action="store_true")
-    made.add_argument("--many", nargs="+", type=int, default=[])
-    made.add_argument("script")
-    return made
+    argument_parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    argument_parser.add_argument("--batch-size", "--batch_size", "-b", type=int, default=None)
+    argument_parser.add_argument("--lr", "-l", type=float, default=0.0)
+    argument_parser.add_argument("--name", default="")
+    argument_parser.add_argument("--flag", action="store_true")
+    argument_parser.add_argument("--many", nargs="+", type=int, default=[])
+    argument_parser.add_argument("script")
+    return argument_parser
 
 
 NUMBERS = st.integers(0, 999).map(str)

@@ -32,44 +32,44 @@ def digests(place: Path) -> dict[str, str]:
 
 
 def test_without_a_knob_the_command_stays_as_it_is(tmp_path: Path) -> None:
-    found = find(tmp_path, "python train.py --bs 8")
-    assert (found.knobs, found.unavailable, opening_lines(found, (), {})) == ((), (), [])
-    after = found.apply(["python", "train.py", "--bs", "8"], (), tmp_path / "attempt")
+    job_knobs = find(tmp_path, "python train.py --bs 8")
+    assert (job_knobs.knobs, job_knobs.unavailable, opening_lines(job_knobs, (), {})) == ((), (), [])
+    after = job_knobs.apply(["python", "train.py", "--bs", "8"], (), tmp_path / "attempt")
     assert (after.argv, after.environment, after.files) == (("python", "train.py", "--bs", "8"), {}, ())
     assert not (tmp_path / "attempt").exists()
 
 
 def test_flags_are_changed_behind_the_script_alone(tmp_path: Path) -> None:
     command = ["torchrun", "--nproc-per-node", "2", "--bs", "3", "train.py", "--bs", "8", "--", "--bs", "1"]
-    found = find(tmp_path, command, "batch_size=--bs", "grad_accum:4=--accum")
-    after = found.apply(command, HALVED, tmp_path)
+    job_knobs = find(tmp_path, command, "batch_size=--bs", "grad_accum:4=--accum")
+    after = job_knobs.apply(command, HALVED, tmp_path)
     assert after.argv == ("torchrun", "--nproc-per-node", "2", "--bs", "3", "train.py", "--bs", "4", "--accum", "8", "--", "--bs", "1")
     assert after.environment == {"SUPERVISE_JOB_BATCH_SIZE": "4", "SUPERVISE_JOB_GRAD_ACCUM": "8"}
-    assert found.apply(command, (), tmp_path).argv == tuple(command)
-    assert opening_lines(found, (), {}) == ["on CUDA OOM: --bs 8→4, --accum 4→8; --no-batch-change forbids it"]
+    assert job_knobs.apply(command, (), tmp_path).argv == tuple(command)
+    assert opening_lines(job_knobs, (), {}) == ["on CUDA OOM: --bs 8→4, --accum 4→8; --no-batch-change forbids it"]
 
 
 def test_a_command_that_reads_our_variables_has_them_from_the_first_attempt(tmp_path: Path) -> None:
     declared = ("batch_size:8=env:SUPERVISE_JOB_BATCH_SIZE", "grad_accum:1=env:SUPERVISE_JOB_GRAD_ACCUM")
-    found = find(tmp_path, "python train.py", *declared)
-    assert found.apply(["python", "train.py"], (), tmp_path).environment == {
+    job_knobs = find(tmp_path, "python train.py", *declared)
+    assert job_knobs.apply(["python", "train.py"], (), tmp_path).environment == {
         "SUPERVISE_JOB_BATCH_SIZE": "8",
         "SUPERVISE_JOB_GRAD_ACCUM": "1",
     }
-    assert found.apply(["python", "train.py"], HALVED, tmp_path).environment["SUPERVISE_JOB_BATCH_SIZE"] == "4"
+    assert job_knobs.apply(["python", "train.py"], HALVED, tmp_path).environment["SUPERVISE_JOB_BATCH_SIZE"] == "4"
 
 
 def test_placeholders_are_filled_from_the_first_attempt_and_others_are_left(tmp_path: Path) -> None:
     command = ["bash", "run.sh", "--bs={batch_size}", "{resume}", "${batch_size}"]
-    found = find(tmp_path, command, "batch_size:8={batch_size}")
-    assert found.apply(command, (), tmp_path).argv == ("bash", "run.sh", "--bs=8", "{resume}", "${batch_size}")
-    assert found.apply(command, (("batch_size", "4"),), tmp_path).argv[2] == "--bs=4"
+    job_knobs = find(tmp_path, command, "batch_size:8={batch_size}")
+    assert job_knobs.apply(command, (), tmp_path).argv == ("bash", "run.sh", "--bs=8", "{resume}", "${batch_size}")
+    assert job_knobs.apply(command, (("batch_size", "4"),), tmp_path).argv[2] == "--bs=4"
 
 
 def test_a_variable_of_the_users_has_the_value_that_it_is_given(tmp_path: Path) -> None:
-    found = find(tmp_path, "python train.py", "num_workers=env:WORKERS", environ={"WORKERS": "4"})
-    assert values_of(found) == {"num_workers": "4"}
-    assert found.apply(["python", "train.py"], (("num_workers", "2"),), tmp_path).environment == {"WORKERS": "2"}
+    job_knobs = find(tmp_path, "python train.py", "num_workers=env:WORKERS", environ={"WORKERS": "4"})
+    assert values_of(job_knobs) == {"num_workers": "4"}
+    assert job_knobs.apply(["python", "train.py"], (("num_workers", "2"),), tmp_path).environment == {"WORKERS": "2"}
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_variable_of_the_users_has_the_value_that_it_is_given(tmp_path: Path) 
     ids=["nothing", "the new name", "the old name"],
 )
 def test_the_users_allocator_settings_are_kept(tmp_path: Path, environ: dict[str, str], expected: dict[str, str]) -> None:
-    found = find(tmp_path, "python train.py", environ=environ)
+    job_knobs = find(tmp_path, "python train.py", environ=environ)
     overrides = (("env:PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"),)
-    assert found.apply(["python", "train.py"], overrides, tmp_path).environment == expected
+    assert job_knobs.apply(["python", "train.py"], overrides, tmp_path).environment == expected
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_the_users_allocator_settings_are_kept(tmp_path: Path, environ: dict[str
     ],
 )
 def test_a_switch_that_is_on_in_the_command_is_known_to_be(tmp_path: Path, command: str, declared: str, value: str) -> None:
-    found = find(tmp_path, command, declared)
-    assert [knob.value for knob in found.knobs] == [value]
-    assert found.apply(command.split(), (), tmp_path).argv == tuple(command.split())
+    job_knobs = find(tmp_path, command, declared)
+    assert [knob.value for knob in job_knobs.knobs] == [value]
+    assert job_knobs.apply(command.split(), (), tmp_path).argv == tuple(command.split())
 
 
 def test_switches_are_turned_on_as_declared(tmp_path: Path) -> None:
     declared = ("activation_checkpointing=--ckpt", "cpu_offload=model.offload=full")
-    found = find(tmp_path, "python train.py a=1", *declared)
-    assert found.apply(["python", "train.py", "a=1"], (), tmp_path).argv == ("python", "train.py", "a=1")
-    after = found.apply(["python", "train.py", "a=1"], (("activation_checkpointing", "on"), ("cpu_offload", "on")), tmp_path)
+    job_knobs = find(tmp_path, "python train.py a=1", *declared)
+    assert job_knobs.apply(["python", "train.py", "a=1"], (), tmp_path).argv == ("python", "train.py", "a=1")
+    after = job_knobs.apply(["python", "train.py", "a=1"], (("activation_checkpointing", "on"), ("cpu_offload", "on")), tmp_path)
     assert after.argv == ("python", "train.py", "a=1", "model.offload=full", "--ckpt")
 
 
@@ -117,16 +117,16 @@ def test_keys_of_a_file_are_changed_in_a_copy(tmp_path: Path) -> None:
     (tmp_path / "conf" / "a.yaml").write_bytes(text.encode())
     command = ["python", "train.py", "--config", "conf/a.yaml"]
     before = digests(tmp_path)
-    found = find(tmp_path, command, "batch_size=conf/a.yaml:optim.bs", "grad_accum=--config:optim.accum")
-    assert found.apply(command, (), tmp_path / "attempt").argv == tuple(command)
-    after = found.apply(command, HALVED, tmp_path / "attempt")
+    job_knobs = find(tmp_path, command, "batch_size=conf/a.yaml:optim.bs", "grad_accum=--config:optim.accum")
+    assert job_knobs.apply(command, (), tmp_path / "attempt").argv == tuple(command)
+    after = job_knobs.apply(command, HALVED, tmp_path / "attempt")
     copy = after.files[0]
     assert after.argv == ("python", "train.py", "--config", str(copy))
     assert yaml.safe_load(copy.read_text()) == {"optim": {"bs": 4, "accum": 8}}
     assert "optim:  # ours\n  bs: 4   # per GPU\n" in copy.read_text()
     assert (copy.name, stat.S_IMODE(copy.stat().st_mode), stat.S_IMODE(copy.parent.stat().st_mode)) == ("a.yaml", 0o600, 0o700)
     (tmp_path / "conf" / "a.yaml").unlink()
-    assert found.apply(command, HALVED, tmp_path / "attempt").files == (copy,), "what was read at start is what is changed"
+    assert job_knobs.apply(command, HALVED, tmp_path / "attempt").files == (copy,), "what was read at start is what is changed"
     (tmp_path / "conf" / "a.yaml").write_bytes(text.encode())
     assert {name: digest for name, digest in digests(tmp_path).items() if name in before} == before
 
@@ -149,13 +149,13 @@ def test_deepspeeds_three_numbers_agree(
     (tmp_path / "train.py").write_text(SCRIPTS["deepspeed"])
     command = ["deepspeed", "--num_gpus", "2", "train.py", "--deepspeed", "--deepspeed_config", "ds.json"]
     before = digests(tmp_path)
-    found = find(tmp_path, command)
-    assert values_of(found) == {"batch_size": "8", "grad_accum": "4"}
-    after = found.apply(command, overrides, tmp_path / "attempt", world)
+    job_knobs = find(tmp_path, command)
+    assert values_of(job_knobs) == {"batch_size": "8", "grad_accum": "4"}
+    after = job_knobs.apply(command, overrides, tmp_path / "attempt", world)
     new = json.loads(after.files[0].read_text())
     assert new.get("train_batch_size") == total
     micro, accum = new["train_micro_batch_size_per_gpu"], new["gradient_accumulation_steps"]
-    assert {"batch_size": str(micro), "grad_accum": str(accum)} == values_of(found) | dict(overrides)
+    assert {"batch_size": str(micro), "grad_accum": str(accum)} == values_of(job_knobs) | dict(overrides)
     if total is not None:
         assert total == micro * accum * (world or 2)
     assert new["zero_optimization"] == {"stage": 2}
@@ -167,9 +167,12 @@ def test_deepspeeds_file_may_leave_the_accumulation_to_deepspeed(tmp_path: Path)
     (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 8}))
     (tmp_path / "train.py").write_text(SCRIPTS["deepspeed"])
     command = ["deepspeed", "train.py", "--deepspeed_config", "ds.json"]
-    found = find(tmp_path, command)
-    assert [(knob.name, knob.value, knob.counts) for knob in found.knobs] == [("batch_size", "8", "gpu"), ("grad_accum", "64", "derived")]
-    after = found.apply(command, (("batch_size", "4"),), tmp_path / "attempt")
+    job_knobs = find(tmp_path, command)
+    assert [(knob.name, knob.value, knob.counts) for knob in job_knobs.knobs] == [
+        ("batch_size", "8", "gpu"),
+        ("grad_accum", "64", "derived"),
+    ]
+    after = job_knobs.apply(command, (("batch_size", "4"),), tmp_path / "attempt")
     assert json.loads(after.files[0].read_text()) == {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4}
 
 
@@ -186,14 +189,14 @@ def test_trainer_and_deepspeed_get_the_same_values(tmp_path: Path) -> None:
     after = find(tmp_path, command).apply(command, HALVED, tmp_path / "attempt")
     assert (after.argv[-1], after.files) == ("ds.json", ())
     (tmp_path / "ds.json").write_text(json.dumps({**DEEPSPEED, "train_micro_batch_size_per_gpu": 2}))
-    found = find(tmp_path, command)
-    assert "batch_size" not in values_of(found), "they disagree already"
+    job_knobs = find(tmp_path, command)
+    assert "batch_size" not in values_of(job_knobs), "they disagree already"
 
 
 def test_a_knob_at_two_places_is_written_to_both(tmp_path: Path) -> None:
     command = ["python", "train.py", "--a", "8", "--b", "8"]
-    found = find(tmp_path, command, "batch_size=--a", "batch_size=--b")
-    assert found.apply(command, HALVED[:1], tmp_path).argv == ("python", "train.py", "--a", "4", "--b", "4")
+    job_knobs = find(tmp_path, command, "batch_size=--a", "batch_size=--b")
+    assert job_knobs.apply(command, HALVED[:1], tmp_path).argv == ("python", "train.py", "--a", "4", "--b", "4")
     with pytest.raises(SuperviseError, match="--a is 8, --b is 9"):
         find(tmp_path, "python train.py --a 8 --b 9", "batch_size=--a", "batch_size=--b")
 
@@ -247,15 +250,15 @@ def test_a_file_is_the_one_that_the_command_names_however_it_is_written(tmp_path
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "a.json").write_text('{"bs": 8}')
     command = ["python", "train.py", word.format(tmp_path)]
-    found = find(tmp_path, command, "batch_size=conf/a.json:bs")
-    after = found.apply(command, (("batch_size", "4"),), tmp_path / "attempt")
+    job_knobs = find(tmp_path, command, "batch_size=conf/a.json:bs")
+    after = job_knobs.apply(command, (("batch_size", "4"),), tmp_path / "attempt")
     assert after.files[0].read_text() == '{"bs": 4}'
     assert after.argv[-1].removeprefix("--config=") == str(after.files[0])
 
 
 def test_a_number_is_shown_without_its_zeros(tmp_path: Path) -> None:
-    found = find(tmp_path, "python train.py --bs 012", "batch_size=--bs")
-    assert found.apply(["python", "train.py", "--bs", "012"], (), tmp_path).environment == {"SUPERVISE_JOB_BATCH_SIZE": "12"}
+    job_knobs = find(tmp_path, "python train.py --bs 012", "batch_size=--bs")
+    assert job_knobs.apply(["python", "train.py", "--bs", "012"], (), tmp_path).environment == {"SUPERVISE_JOB_BATCH_SIZE": "12"}
 
 
 def test_a_group_of_flags_is_no_abbreviation_of_one_in_it(tmp_path: Path) -> None:
@@ -280,7 +283,7 @@ def test_two_knobs_at_one_place_are_refused(tmp_path: Path, places: tuple[str, s
 
 
 @pytest.mark.parametrize(
-    ("held", "declared", "remedy"),
+    ("config", "declared", "remedy"),
     [
         (DEEPSPEED, ("batch_size=deepspeed:ds.json", "grad_accum:1=--acc"), "--knob grad_accum=deepspeed:./ds.json"),
         (DEEPSPEED, ("batch_size:8=--bs", "grad_accum=deepspeed:--ds"), "--knob batch_size=deepspeed:./ds.json"),
@@ -293,16 +296,18 @@ def test_two_knobs_at_one_place_are_refused(tmp_path: Path, places: tuple[str, s
     ids=["the batch alone", "the accumulation alone", "what DeepSpeed derives"],
 )
 def test_half_of_deepspeeds_batch_is_refused_and_the_remedy_holds(
-    tmp_path: Path, held: dict[str, object], declared: tuple[str, str], remedy: str
+    tmp_path: Path, config: dict[str, object], declared: tuple[str, str], remedy: str
 ) -> None:
-    (tmp_path / "ds.json").write_text(json.dumps(held))
+    (tmp_path / "ds.json").write_text(json.dumps(config))
     command = ["python", "train.py", "--ds", "./ds.json"]
     with pytest.raises(SuperviseError, match="half of DeepSpeed's batch") as error:
         find(tmp_path, command, *declared)
     assert error.value.exit_code == 64
     assert remedy in error.value.hint
-    kept = next(text for text in declared if "deepspeed" in text)
-    after = find(tmp_path, command, kept, remedy.removeprefix("--knob ")).apply(command, (("batch_size", "4"),), tmp_path / "attempt")
+    declared_knob = next(text for text in declared if "deepspeed" in text)
+    after = find(tmp_path, command, declared_knob, remedy.removeprefix("--knob ")).apply(
+        command, (("batch_size", "4"),), tmp_path / "attempt"
+    )
     assert json.loads(after.files[0].read_text())["train_micro_batch_size_per_gpu"] == 4
 
 
@@ -341,8 +346,8 @@ def test_the_line_at_start_names_the_enabled_knobs(tmp_path: Path, declared: tup
 
 
 def test_the_line_at_start_says_what_batch_drift_permits_without_an_accumulation(tmp_path: Path) -> None:
-    found = replace(find(tmp_path, "python train.py --bs 5 --one 1", "batch_size=--bs"), batch_drift=True)
-    assert opening_lines(found, (), {}) == [
+    job_knobs = replace(find(tmp_path, "python train.py --bs 5 --one 1", "batch_size=--bs"), batch_drift=True)
+    assert opening_lines(job_knobs, (), {}) == [
         "on CUDA OOM: --bs 5→2, and the global batch with it; --set restart.batch_drift=false forbids it"
     ]
     least = replace(find(tmp_path, "python train.py --one 1", "batch_size=--one"), batch_drift=True)
@@ -353,9 +358,9 @@ def test_the_line_at_start_says_what_batch_drift_permits_without_an_accumulation
 
 
 def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path) -> None:
-    found = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc", "cpu_offload=--off", "num_workers:2=--w")
+    job_knobs = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc", "cpu_offload=--off", "num_workers:2=--w")
     changed = (("batch_size", "4"), ("grad_accum", "2"), ("cpu_offload", "on"), ("env:PYTORCH_CUDA_ALLOC_CONF", "a:1"))
-    assert opening_lines(found, (), {}, changed) == [
+    assert opening_lines(job_knobs, (), {}, changed) == [
         "goes on with --bs 4, --acc 2, --off on (you wrote 8, 1, nothing)",
         "on CUDA OOM: --bs 4→2, --acc 2→4; --no-batch-change forbids it",
     ]

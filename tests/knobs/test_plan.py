@@ -16,10 +16,9 @@ from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.knob_set import BoundKnob, KnobSet
 from supervisor.report import opening_lines, start_plan
 from supervisor.strategies import LADDER_STEPS
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 HF = ["torchrun", "--nproc-per-node=2", "hf_trainer.py", "--per_device_train_batch_size", "32"]
 SCREEN = 60
@@ -115,7 +114,7 @@ def test_the_options_of_a_run_stand_before_or_behind_the_word(capsys: pytest.Cap
 
 @pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "text"),
     [
         (["plan"], "no command given"),
         (["plan", "--cause", "cuda_om", "--", "true"], "no such cause: cuda_om"),
@@ -123,9 +122,9 @@ def test_the_options_of_a_run_stand_before_or_behind_the_word(capsys: pytest.Cap
     ],
     ids=["no command", "no such cause", "a wrong knob"],
 )
-def test_what_it_cannot_show_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+def test_what_it_cannot_show_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
     assert main.main(arguments) == 64
-    assert said in capsys.readouterr().err
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("cause", [cause for cause in Cause if cause is not Cause.NONE], ids=lambda cause: cause.value)
@@ -154,8 +153,10 @@ def test_what_a_ladder_step_wants_are_knobs() -> None:
 )
 def test_the_line_at_start_promises_of_a_global_batch_what_the_number_of_ranks_allows(command: str, line: str) -> None:
     size, accum = Knob("batch_size", "24", "--batch", counts="global"), Knob("grad_accum", "1", "--accum", counts="rank")
-    told = opening_lines.opening_lines(KnobSet((BoundKnob(size, ()), BoundKnob(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"})[0]
-    assert line.replace("--batch 24→24", "--accum 1→2") in told
+    opening_line = opening_lines.opening_lines(
+        KnobSet((BoundKnob(size, ()), BoundKnob(accum, ()))), command.split(), {"PATH": "/usr/bin:/bin"}
+    )[0]
+    assert line.replace("--batch 24→24", "--accum 1→2") in opening_line
 
 
 def steps(cause: Cause, policy: Policy, ranks: int = 4) -> list[tuple[str, str, int]]:
@@ -235,7 +236,7 @@ def test_options_without_effect_are_named(capsys: pytest.CaptureFixture[str], mo
 
 
 @pytest.fixture
-def one_gpu(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811  a fixture
+def one_gpu(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml.set(gpus=1)
     for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE"):
         monkeypatch.setenv(name, fake_nvml.environ[name])
@@ -245,20 +246,20 @@ def one_gpu(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:  # no
 @pytest.mark.process
 @pytest.mark.usefixtures("there", "one_gpu")
 @pytest.mark.parametrize(
-    ("visible", "said"),
+    ("visible", "text"),
     [
         ("", "torchrun's 2 ranks here (--nproc-per-node=2), and 1 GPU is visible: rank 1 fails if it takes the GPU of its LOCAL_RANK"),
         ("0,1", "CUDA_VISIBLE_DEVICES=0,1 names GPU 1, which this node does not have (it has GPU 0 alone): of torchrun's 2 ranks here"),
     ],
 )
 def test_ranks_that_do_not_fit_the_gpus_of_this_node_are_named(
-    visible: str, said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    visible: str, text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert main.main(["plan", "--json", "--", *HF]) == 0
     (warning,) = json.loads(capsys.readouterr().out)["warnings"]
-    assert warning.startswith(said)
+    assert warning.startswith(text)
     assert ("it does not start (78); write --nproc-per-node=1" in warning) == bool(visible)
     assert warning.endswith("write --nproc-per-node=1")
 

@@ -74,18 +74,18 @@ def test_a_program_is_recognised_by_its_scripts_text(place: Path, name: str) -> 
 
 
 def test_a_program_is_recognised_by_the_module_that_is_run(place: Path) -> None:
-    found = find(place, "torchrun -m torchtitan.train --training.local_batch_size 4 --training.global_batch_size 64")
-    assert found.programs == ("torchtitan",)
-    assert all(knob.seen for knob in found.knobs)
+    job_knobs = find(place, "torchrun -m torchtitan.train --training.local_batch_size 4 --training.global_batch_size 64")
+    assert job_knobs.programs == ("torchtitan",)
+    assert all(knob.seen for knob in job_knobs.knobs)
 
 
 def test_a_declared_program_needs_no_text_and_none_is_recognised_where_that_is_declared(place: Path) -> None:
     command = "bash run.sh --per_device_train_batch_size 32"
     assert find(place, command).programs == ()
-    found = find(place, command, program="hf_trainer")
-    assert found.programs == ("hf_trainer",)
-    assert values_of(found) == {"batch_size": "32", "grad_accum": "1", "num_workers": "0", "group_timeout": "1800"}
-    assert all(knob.seen for knob in found.knobs)
+    job_knobs = find(place, command, program="hf_trainer")
+    assert job_knobs.programs == ("hf_trainer",)
+    assert values_of(job_knobs) == {"batch_size": "32", "grad_accum": "1", "num_workers": "0", "group_timeout": "1800"}
+    assert all(knob.seen for knob in job_knobs.knobs)
     assert find(place, "python nanogpt.py", program="hf_trainer").programs == ("hf_trainer",)
     assert find(place, "python nanogpt.py", program="none").programs == ()
 
@@ -130,10 +130,10 @@ def test_flags_of_the_same_name_identify_nothing(text: str) -> None:
 
 @pytest.mark.parametrize(("program", "command", "values"), AVAILABLE, ids=[row[1] for row in AVAILABLE])
 def test_what_the_command_or_a_known_default_says_is_available(place: Path, program: str, command: str, values: dict[str, str]) -> None:
-    found = find(place, command)
-    assert found.programs == (program,)
-    assert values_of(found) == values
-    assert {knob.by for knob in found.knobs} == {program}, "by the name that a rank tells"
+    job_knobs = find(place, command)
+    assert job_knobs.programs == (program,)
+    assert values_of(job_knobs) == values
+    assert {knob.by for knob in job_knobs.knobs} == {program}, "by the name that a rank tells"
 
 
 UNAVAILABLE = [
@@ -174,17 +174,17 @@ UNAVAILABLE = [
 @pytest.mark.parametrize(("program", "command", "text", "why"), UNAVAILABLE, ids=[f"{row[0]}: {row[3]}" for row in UNAVAILABLE])
 def test_what_is_not_certain_is_not_available_and_says_why(tmp_path: Path, program: str, command: str, text: str, why: str) -> None:
     (tmp_path / "a.py").write_text(text)
-    found = find(tmp_path, command)
-    assert found.programs == (program,)
-    assert not {"batch_size", "grad_accum"} & set(values_of(found)), "one without the other could not keep the global batch"
-    assert any(why in one.why for one in found.unavailable), found.unavailable
+    job_knobs = find(tmp_path, command)
+    assert job_knobs.programs == (program,)
+    assert not {"batch_size", "grad_accum"} & set(values_of(job_knobs)), "one without the other could not keep the global batch"
+    assert any(why in one.why for one in job_knobs.unavailable), job_knobs.unavailable
 
 
 def test_a_file_that_the_command_names_gives_values(place: Path) -> None:
     (place / "c.yaml").write_text("data:\n  class_path: Data\n  init_args: {batch_size: 6}\ntrainer: {accumulate_grad_batches: 3}\n")
-    found = find(place, "python lightning.py fit --config c.yaml")
-    assert {"batch_size": "6", "grad_accum": "3"}.items() <= values_of(found).items()
-    after = found.apply(["python", "lightning.py", "fit", "--config", "c.yaml"], (("batch_size", "3"), ("grad_accum", "6")), place)
+    job_knobs = find(place, "python lightning.py fit --config c.yaml")
+    assert {"batch_size": "6", "grad_accum": "3"}.items() <= values_of(job_knobs).items()
+    after = job_knobs.apply(["python", "lightning.py", "fit", "--config", "c.yaml"], (("batch_size", "3"), ("grad_accum", "6")), place)
     assert after.argv[5:] == ("--data.init_args.batch_size=3", "--trainer.accumulate_grad_batches=6")
     (place / "t.toml").write_text("[training]\nlocal_batch_size = 2\nglobal_batch_size = 8\n")
     assert values_of(find(place, "torchrun -m torchtitan.train --job.config_file t.toml")) == {"batch_size": "2", "grad_accum": "8"}
@@ -192,30 +192,30 @@ def test_a_file_that_the_command_names_gives_values(place: Path) -> None:
 
 def test_nanogpts_python_files_give_values(place: Path) -> None:
     (place / "shakespeare.py").write_text("batch_size = 64\n")
-    found = find(place, "torchrun nanogpt.py shakespeare.py")
-    assert values_of(found)["batch_size"] == "64"
-    assert found.apply(["torchrun", "nanogpt.py", "shakespeare.py"], (("batch_size", "32"),), place).argv[3:] == ("--batch_size=32",)
+    job_knobs = find(place, "torchrun nanogpt.py shakespeare.py")
+    assert values_of(job_knobs)["batch_size"] == "64"
+    assert job_knobs.apply(["torchrun", "nanogpt.py", "shakespeare.py"], (("batch_size", "32"),), place).argv[3:] == ("--batch_size=32",)
 
 
 def test_hf_arguments_in_one_file_are_changed_there(place: Path) -> None:
     (place / "args.json").write_text('{"per_device_train_batch_size": 4}')
-    found = find(place, "python hf_trainer.py args.json")
-    assert values_of(found)["batch_size"] == "4"
-    after = found.apply(["python", "hf_trainer.py", "args.json"], (("batch_size", "2"), ("grad_accum", "2")), place / "attempt")
+    job_knobs = find(place, "python hf_trainer.py args.json")
+    assert values_of(job_knobs)["batch_size"] == "4"
+    after = job_knobs.apply(["python", "hf_trainer.py", "args.json"], (("batch_size", "2"), ("grad_accum", "2")), place / "attempt")
     assert (place / "args.json").read_text() == '{"per_device_train_batch_size": 4}'
     assert Path(after.argv[2]).read_text() == '{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}'
 
 
 def test_what_the_user_declared_comes_before_the_programs_row(place: Path) -> None:
-    found = find(place, "python hf_trainer.py --mine 4", "batch_size=--mine")
-    assert [(knob.by, knob.value) for knob in found.knobs if knob.name == "batch_size"] == [("declared", "4")]
-    assert values_of(found)["grad_accum"] == "1"
+    job_knobs = find(place, "python hf_trainer.py --mine 4", "batch_size=--mine")
+    assert [(knob.by, knob.value) for knob in job_knobs.knobs if knob.name == "batch_size"] == [("declared", "4")]
+    assert values_of(job_knobs)["grad_accum"] == "1"
 
 
 def test_accelerates_accumulation_is_a_variable(place: Path) -> None:
-    found = find(place, "accelerate launch accelerate.py --bs 8", "batch_size=--bs")
-    assert values_of(found) == {"batch_size": "8", "grad_accum": "2"}
-    after = found.apply(["accelerate", "launch", "accelerate.py", "--bs", "8"], (("batch_size", "4"), ("grad_accum", "4")), place)
+    job_knobs = find(place, "accelerate launch accelerate.py --bs 8", "batch_size=--bs")
+    assert values_of(job_knobs) == {"batch_size": "8", "grad_accum": "2"}
+    after = job_knobs.apply(["accelerate", "launch", "accelerate.py", "--bs", "8"], (("batch_size", "4"), ("grad_accum", "4")), place)
     assert after.argv == ("accelerate", "launch", "accelerate.py", "--bs", "4")
     assert after.environment["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] == "4"
 

@@ -73,10 +73,10 @@ def test_each_program_that_resumes_is_tried_here() -> None:
 @pytest.mark.parametrize("name", AVAILABLE)
 def test_a_program_whose_text_shows_it_resumes_by_its_own_option_once_a_rank_is_seen_to_run_it(tmp_path: Path, name: str) -> None:
     script, arguments, args, gets = AVAILABLE[name]
-    found, settings = ways_of(tmp_path, script, arguments)
-    (way,) = found.resume
+    ways, settings = ways_of(tmp_path, script, arguments)
+    (way,) = ways.resume
     assert (way.args, way.knob.counts, way.knob.by, way.knob.seen) == (args, gets, name, False)
-    line = resume_line(settings, found)
+    line = resume_line(settings, ways)
     assert way.knob.how in line
     assert line.endswith(f"once a rank is seen to train with {next(p.title for p in programs() if p.name == name)}")
 
@@ -86,19 +86,19 @@ def test_nothing_is_added_where_the_text_or_the_command_leave_a_doubt(tmp_path: 
     script, arguments, why = UNAVAILABLE[name]
     (tmp_path / "args.json").write_text("{}")
     (tmp_path / "c.yaml").write_text("ckpt_path: old.ckpt\n")
-    found, settings = ways_of(tmp_path, script, arguments)
-    assert found.resume == ()
-    (row,) = (row for row in found.unavailable if row.knob == "resume")
+    ways, settings = ways_of(tmp_path, script, arguments)
+    assert ways.resume == ()
+    (row,) = (row for row in ways.unavailable if row.knob == "resume")
     assert why in row.why
     assert row.remedy
-    assert row.why in resume_line(settings, found)
+    assert row.why in resume_line(settings, ways)
 
 
 def test_megatron_that_loads_from_where_it_saves_resumes_by_itself(tmp_path: Path) -> None:
-    found, settings = ways_of(tmp_path, MEGATRON, "--save out --load out")
-    assert found.resume[0].knob.counts == "itself"
-    assert found.resume[0].args == ""
-    assert resume_line(settings, found).startswith("the script resumes itself with --load out, once a rank")
+    ways, settings = ways_of(tmp_path, MEGATRON, "--save out --load out")
+    assert ways.resume[0].knob.counts == "itself"
+    assert ways.resume[0].args == ""
+    assert resume_line(settings, ways).startswith("the script resumes itself with --load out, once a rank")
 
 
 def test_of_a_script_that_resumes_itself_no_handover_is_claimed(tmp_path: Path) -> None:
@@ -116,17 +116,17 @@ def test_of_a_script_that_resumes_itself_no_handover_is_claimed(tmp_path: Path) 
     ids=lambda row: next(iter(row)),
 )
 def test_what_the_user_declares_comes_before_what_is_recognised(tmp_path: Path, declared: dict[str, str | bool]) -> None:
-    found, _ = ways_of(tmp_path, NANOGPT_RESUMES, "", **declared)
-    assert [way.knob.by for way in found.resume] == ([] if "job__resumes_itself" in declared else ["declared"])
-    assert not [row for row in found.unavailable if row.knob == "resume"]
+    ways, _ = ways_of(tmp_path, NANOGPT_RESUMES, "", **declared)
+    assert [way.knob.by for way in ways.resume] == ([] if "job__resumes_itself" in declared else ["declared"])
+    assert not [row for row in ways.unavailable if row.knob == "resume"]
 
 
 def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
-    found, settings = ways_of(tmp_path, HF_RESUMES, "--model {resume}", checkpoints__paths=("out/*",))
-    (way,) = found.resume
+    ways, settings = ways_of(tmp_path, HF_RESUMES, "--model {resume}", checkpoints__paths=("out/*",))
+    (way,) = ways.resume
     assert (way.knob.by, way.knob.how, way.args) == ("declared", "{resume}", "")
-    assert not [row for row in found.unavailable if row.knob == "resume"]
-    assert resume_line(settings, found) == "resumes from the newest verified out/*, passed by {resume}"
+    assert not [row for row in ways.unavailable if row.knob == "resume"]
+    assert resume_line(settings, ways) == "resumes from the newest verified out/*, passed by {resume}"
 
 
 @pytest.mark.parametrize(
@@ -145,21 +145,21 @@ def test_a_place_in_the_command_is_a_declaration_too(tmp_path: Path) -> None:
 def test_declared_checkpoints_that_the_script_does_not_take_are_warned_of(
     tmp_path: Path, script: str, declared: dict[str, str | bool], *, warned: bool
 ) -> None:
-    found, settings = ways_of(tmp_path, script, "", **{"checkpoints__paths": ("out/*",), **declared})
-    warning = handover_warning(settings, found, ["python", "t.py"], {})
+    ways, settings = ways_of(tmp_path, script, "", **{"checkpoints__paths": ("out/*",), **declared})
+    warning = handover_warning(settings, ways, ["python", "t.py"], {})
     assert bool(warning) is warned
     assert ("nothing shows that t.py takes a checkpoint" in warning) is warned
 
 
 def test_a_checkpoint_in_the_command_or_a_script_that_cannot_be_read(tmp_path: Path) -> None:
-    found, settings = ways_of(tmp_path, "print(1)\n", "", checkpoints__paths=("out/*",))
-    assert not handover_warning(settings, found, ["python", "t.py", "--from={resume}"], {})
-    assert "nothing shows that the command takes" in handover_warning(settings, found, ["sh", "-c", "python t.py"], {})
+    ways, settings = ways_of(tmp_path, "print(1)\n", "", checkpoints__paths=("out/*",))
+    assert not handover_warning(settings, ways, ["python", "t.py", "--from={resume}"], {})
+    assert "nothing shows that the command takes" in handover_warning(settings, ways, ["sh", "-c", "python t.py"], {})
 
 
 def test_a_declared_program_is_believed_and_its_text_is_needed_all_the_same(tmp_path: Path) -> None:
-    found, _ = ways_of(tmp_path, HF_RESUMES, "", knobs__program="hf_trainer")
-    assert found.resume[0].knob.seen
+    ways, _ = ways_of(tmp_path, HF_RESUMES, "", knobs__program="hf_trainer")
+    assert ways.resume[0].knob.seen
     unread, _ = ways_of(tmp_path, "def broken(:", "", knobs__program="hf_trainer")
     assert unread.resume == ()
 
@@ -184,14 +184,14 @@ def test_a_switch_and_its_older_spelling_are_one_way(tmp_path: Path) -> None:
     ],
 )
 def test_a_checkpoint_that_the_command_names_is_that_of_each_attempt(tmp_path: Path, words: list[str], warned: str) -> None:
-    found, settings = ways_of(tmp_path, "print(1)\n", "")
+    ways, settings = ways_of(tmp_path, "print(1)\n", "")
     for name in ("out/checkpoint-40", "part-3"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("out/step-20.pt", "model.pt", "step-1.yaml"):
         (tmp_path / name).touch()
     command = ["python", "t.py", *words]
-    warning = handover_warning(settings, found, command, {})
+    warning = handover_warning(settings, ways, command, {})
     assert warned in warning
     assert bool(warned) == bool(warning)
-    assert ("the command names the checkpoint" in resume_line(settings, found, (), command)) == bool(warned)
-    assert not handover_warning(replace(settings, job=replace(settings.job, resumes_itself=True)), found, command, {})
+    assert ("the command names the checkpoint" in resume_line(settings, ways, (), command)) == bool(warned)
+    assert not handover_warning(replace(settings, job=replace(settings.job, resumes_itself=True)), ways, command, {})

@@ -98,12 +98,12 @@ def test_our_own_interpreter_runs_the_agent_as_a_module_and_another_by_path() ->
     command = recognise([sys.executable, "-X", "dev", "-m", "torch.distributed.launch", "x.py", "--", "y"])
     assert command is not None
     options = {"link_fd": "{link_fd}", "output_fd": "{output_fd}", "grace_s": 5.0, "streams": "one"}
-    ours = agent_argv(command, sys.executable, **options)  # type: ignore[arg-type]  # each has its type
+    texts = agent_argv(command, sys.executable, **options)  # type: ignore[arg-type]  # each has its type
     other = agent_argv(command, "/elsewhere/bin/python3", **options)  # type: ignore[arg-type]
-    assert ours[:5] == [sys.executable, "-X", "dev", "-P", str(AGENT_FILE)]
+    assert texts[:5] == [sys.executable, "-X", "dev", "-P", str(AGENT_FILE)]
     assert other[:5] == ["/elsewhere/bin/python3", "-X", "dev", "-P", str(AGENT_FILE)]
-    assert ours[-4:] == ["--", "x.py", "--", "y"]
-    assert ours[ours.index("--entry") + 1] == "launch"
+    assert texts[-4:] == ["--", "x.py", "--", "y"]
+    assert texts[texts.index("--entry") + 1] == "launch"
 
 
 def test_the_agent_starts_by_path(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from supervisor.guardian.messages import EVENTS
 from supervisor.knobs.knob_set import AttemptCommand
 from supervisor.launch.elastic_session import ElasticSession, decode, exception_line
 from supervisor.launch.session import SessionContext
-from tests.launch.conftest import make_job
+from tests.support.idle_job import make_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -194,11 +194,11 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path) -> Iterator[Stage]:
     """Give a session whose agent was spawned."""
-    made = Stage(tmp_path)
-    yield made
-    made.session.on_guardian_died(None, 9)
-    if made.agent is not None:
-        made.hangs_up()
+    stage = Stage(tmp_path)
+    yield stage
+    stage.session.on_guardian_died(None, 9)
+    if stage.agent is not None:
+        stage.hangs_up()
 
 
 def test_an_agent_that_runs_already_has_the_first_attempt_and_one_in_its_place_is_spawned(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n
 
 
 @pytest.mark.parametrize(
-    ("traceback", "told"),
+    ("traceback", "text"),
     [
         (f"{HEADER}RuntimeError: no port\n", "RuntimeError: no port"),
         (f"{HEADER}RuntimeError: no port\nand a second line\n", "RuntimeError: no port"),
@@ -415,8 +415,8 @@ HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n
         ("=====\n\n", "unknown"),
     ],
 )
-def test_a_traceback_is_told_by_its_exception_and_never_by_a_rule(traceback: str, told: str) -> None:
-    assert exception_line(traceback) == told
+def test_a_traceback_is_told_by_its_exception_and_never_by_a_rule(traceback: str, text: str) -> None:
+    assert exception_line(traceback) == text
 
 
 def test_a_line_that_is_no_message_is_refused() -> None:

@@ -73,11 +73,11 @@ MEET = "rdzv-backend=c10d rdzv-endpoint=gpu08:27100 rdzv-id=7100"
     ],
 )
 def test_what_the_user_leaves_out_is_completed(options: str, completed: str) -> None:
-    found = slurm.at_start([*RUN, *options.split(), "train.py", "--nnodes=7"], STEP)
+    start = slurm.at_start([*RUN, *options.split(), "train.py", "--nnodes=7"], STEP)
     pairs = (word.split("=") for word in completed.split())
-    assert found.variables == {f"PET_{name.upper().replace('-', '_')}": value for name, value in pairs}
-    assert found.warning == ""
-    assert found.line == f"Slurm step 7100.0, node 1 of 2: torchrun gets --{completed.replace(' ', ' --')}"
+    assert start.variables == {f"PET_{name.upper().replace('-', '_')}": value for name, value in pairs}
+    assert start.warning == ""
+    assert start.line == f"Slurm step 7100.0, node 1 of 2: torchrun gets --{completed.replace(' ', ' --')}"
 
 
 def test_a_requeued_job_meets_under_another_id() -> None:
@@ -87,9 +87,9 @@ def test_a_requeued_job_meets_under_another_id() -> None:
 
 def test_torchruns_own_variables_are_the_users_word_too() -> None:
     environ = {**STEP, "PET_NNODES": "2", "PET_RDZV_ENDPOINT": "n7:1", "SLURM_JOB_END_TIME": "1795000000"}
-    found = slurm.at_start([*RUN, "train.py"], environ)
-    assert found.variables == {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "7100"}
-    assert "--rdzv-id=7100; the job's time ends at 2026-11-" in found.line
+    start = slurm.at_start([*RUN, "train.py"], environ)
+    assert start.variables == {"PET_RDZV_BACKEND": "c10d", "PET_RDZV_ID": "7100"}
+    assert "--rdzv-id=7100; the job's time ends at 2026-11-" in start.line
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_nothing_is_completed_where_nothing_is_missing(command: tuple[str, ...],
 @pytest.mark.parametrize("special", [None, "4294967290", "4294967291", "4294967292"], ids=["batch", "salloc", "batch-step", "ssh"])
 def test_a_start_outside_of_srun_is_warned_of_and_completes_nothing(special: str | None) -> None:
     environ = BATCH if special is None else {**STEP, "SLURM_STEP_ID": special}
-    found = slurm.at_start([*RUN, "train.py"], environ)
-    assert "Slurm job 7100 runs this outside of srun" in found.warning
-    assert "srun supervise" in found.warning
-    assert found.variables == {}
+    start = slurm.at_start([*RUN, "train.py"], environ)
+    assert "Slurm job 7100 runs this outside of srun" in start.warning
+    assert "srun supervise" in start.warning
+    assert start.variables == {}
     slurm.require_one_task([*RUN, "train.py"], environ)
 
 
@@ -135,9 +135,9 @@ def test_a_start_outside_of_srun_is_warned_of_and_completes_nothing(special: str
     ],
 )
 def test_options_that_do_not_fit_the_step_are_warned_of(options: str, environ: dict[str, str], words: str) -> None:
-    found = slurm.at_start([*RUN, *options.split(), "train.py"], {**STEP, **environ})
-    assert words in found.warning
-    assert bool(words) == bool(found.warning)
+    start = slurm.at_start([*RUN, *options.split(), "train.py"], {**STEP, **environ})
+    assert words in start.warning
+    assert bool(words) == bool(start.warning)
 
 
 @pytest.mark.parametrize(
@@ -155,9 +155,9 @@ def test_fewer_tasks_than_a_script_may_count_on_are_warned_of(
     tasks: str, on_each: str, nodes: str, command: tuple[str, ...], options: str
 ) -> None:
     environ = {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": on_each, "SLURM_NNODES": nodes}
-    found = slurm.at_start(command, {name: value for name, value in environ.items() if value}).warning
-    assert bool(found) == bool(options)
-    assert not found or (f"Slurm runs {tasks} task" in found and options in found)
+    warning = slurm.at_start(command, {name: value for name, value in environ.items() if value}).warning
+    assert bool(warning) == bool(options)
+    assert not warning or (f"Slurm runs {tasks} task" in warning and options in warning)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_a_script_outside_of_srun_that_would_wait_for_the_tasks_of_the_job_is_wa
     tasks: str,
     planned: bool,  # noqa: FBT001  a parameter
 ) -> None:
-    found = slurm.at_start(command, {**BATCH, "SLURM_NTASKS": tasks}).warning
-    assert (f"Slurm planned {tasks} tasks for the job (SLURM_NTASKS), and outside of srun one runs" in found) == planned
+    warning = slurm.at_start(command, {**BATCH, "SLURM_NTASKS": tasks}).warning
+    assert (f"Slurm planned {tasks} tasks for the job (SLURM_NTASKS), and outside of srun one runs" in warning) == planned
 
 
 #: A step over both components of a heterogeneous job (Slurm 22.05): Slurm lists the nodes by name, and counts those of the first first.
@@ -192,21 +192,21 @@ COMPONENTS = {
 
 
 def test_in_a_step_over_components_the_nodes_are_counted_as_slurm_does() -> None:
-    found = slurm.at_start([*RUN, "--rdzv-backend=static", "train.py"], COMPONENTS)
-    assert (found.variables["PET_MASTER_ADDR"], found.variables["PET_NODE_RANK"]) == ("gpu10", "1"), "node 0 is the master's"
+    start = slurm.at_start([*RUN, "--rdzv-backend=static", "train.py"], COMPONENTS)
+    assert (start.variables["PET_MASTER_ADDR"], start.variables["PET_NODE_RANK"]) == ("gpu10", "1"), "node 0 is the master's"
     assert slurm.at_start([*RUN, "train.py"], COMPONENTS).variables["PET_RDZV_ENDPOINT"] == "gpu10:27100"
     assert slurm.job_nodes(COMPONENTS) == ("gpu10", "gpu08")
-    assert found.line.count("\n") == 0, "it has all nodes"
+    assert start.line.count("\n") == 0, "it has all nodes"
     unknown = {name: value for name, value in COMPONENTS.items() if "NODELIST_HET" not in name}
     assert slurm.at_start([*RUN, "train.py"], unknown).variables["PET_RDZV_ENDPOINT"] == "gpu08:27100"
 
 
 def test_a_step_of_one_component_says_so_and_its_figures_are_not_those_of_the_job() -> None:
-    found = slurm.at_start(("python", "train.py"), {**COMPONENTS, **ONE_NODE})
-    assert found.line == (
+    start = slurm.at_start(("python", "train.py"), {**COMPONENTS, **ONE_NODE})
+    assert start.line == (
         "Slurm step 7100.0 has 1 of the 2 nodes of a heterogeneous job: `srun --het-group=0,1 supervise …` would take all"
     )
-    assert found.warning == ""
+    assert start.warning == ""
 
 
 @pytest.mark.parametrize(("tasks", "here"), [("8(x2)", 8), ("1,3", 3), ("1(x2)", 1), ("4,1", 1), ("", 1)])

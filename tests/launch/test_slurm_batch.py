@@ -34,8 +34,8 @@ def script(*lines: str, then: str = "srun supervise -- torchrun train.py") -> st
     ],
 )
 def test_what_a_batch_script_asks_for_is_read_as_sbatch_reads_it(text: str, option: str | None) -> None:
-    asked = slurm_batch.notice_request(text)
-    assert (None if asked is None else asked.option) == option
+    notice_request = slurm_batch.notice_request(text)
+    assert (None if notice_request is None else notice_request.option) == option
 
 
 @pytest.mark.parametrize(

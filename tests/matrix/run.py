@@ -126,8 +126,8 @@ def row(name: str, place: Path, log: Path, index: list[str], *, there: bool) -> 
     python, _, torch = name.partition(":")
     began = time.monotonic()
     try:
-        if not there and isinstance(made := install(python, torch, place, index, log), Result):
-            return made
+        if not there and isinstance(result := install(python, torch, place, index, log), Result):
+            return result
         text = try_here(place, log)
     except Failed as why:
         return Result(python, torch, good=False, text=f"failed: {why} (more: {log})")

@@ -18,25 +18,24 @@ from supervisor.core.values import replace
 from supervisor.node import visible_gpus
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu, is_well_again
 from supervisor.node.health_watch import MOST_CHARACTERS, HealthWatch, finding_of, has_gpus, shown
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 UUID = "GPU-00000000-0000-4000-8000-{:012d}"
 
 
 @pytest.fixture
-def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa: F811  a fixture
+def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:
     """Give a function that makes a watch. probes: those of a look before an attempt; None: all, each of which is a process."""
-    made: list[HealthWatch] = []
+    health_watches: list[HealthWatch] = []
 
     def make(
-        on_change: Callable[[tuple[Finding, ...]], None] = lambda _found: None,
+        on_change: Callable[[tuple[Finding, ...]], None] = lambda _findings: None,
         *,
         enabled: bool = True,
         command: tuple[str, ...] = (),
@@ -48,13 +47,13 @@ def watch(fake_nvml: FakeNvml) -> Iterator[Callable[..., HealthWatch]]:  # noqa:
         )
         job: Any = SimpleNamespace(environ=fake_nvml.environ, settings=settings, cookie="", command=command)
         catalogue = signatures.read()[0]
-        made.append(HealthWatch(job, lambda: (catalogue, SimpleNamespace(hits=lambda _b: True)), on_change))  # type: ignore[arg-type,return-value]
-        made[-1].probes = made[-1].probes if probes is None else probes
-        return made[-1]
+        health_watches.append(HealthWatch(job, lambda: (catalogue, SimpleNamespace(hits=lambda _b: True)), on_change))  # type: ignore[arg-type,return-value]
+        health_watches[-1].probes = health_watches[-1].probes if probes is None else probes
+        return health_watches[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for health_watch in health_watches:
+        health_watch.close()
 
 
 @pytest.fixture
@@ -65,22 +64,22 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.process
-def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     looks = watch(probes=None)
     first = looks.before((), 0)
-    assert [one for one in first.findings if one.blocks] == []
+    assert [finding for finding in first.findings if finding.blocks] == []
     assert first.problem == ""
     assert [gpu.uuid for gpu in visible_gpus.from_nvml(first.readings, {})] == [UUID.format(0), UUID.format(1)]
-    half = Readings(one for one in first.readings if (one.name, one.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
+    half = Readings(reading for reading in first.readings if (reading.name, reading.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
     assert visible_gpus.from_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
     second = looks.before((), 0)
-    blocking = {one.check: one.gpu for one in second.findings if one.blocks}
+    blocking = {finding.check: finding.gpu for finding in second.findings if finding.blocks}
     assert blocking["gpu_errors"] == UUID.format(1)
 
 
 @pytest.mark.process
-def test_the_precision_is_that_which_all_gpus_of_the_job_have(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_the_precision_is_that_which_all_gpus_of_the_job_have(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     fake_nvml.set({"1.capability": 75})
     readings = watch().before((), 0).readings
     first, second = (UUID.format(gpu) for gpu in (0, 1))
@@ -101,32 +100,35 @@ def test_a_number_format_needs_a_compute_capability(capabilities: list[tuple[int
 
 @pytest.mark.process
 def test_memory_of_a_gpu_is_judged_only_while_no_rank_of_ours_holds_it(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
 ) -> None:
     fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})
     looks = watch()
-    assert "gpu_memory" in {one.check for one in looks.before((), 0).findings}
-    assert "gpu_memory" not in {one.check for one in looks.before((), 0, alone=False).findings}
+    assert "gpu_memory" in {finding.check for finding in looks.before((), 0).findings}
+    assert "gpu_memory" not in {finding.check for finding in looks.before((), 0, alone=False).findings}
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
 def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its_evidence(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
 ) -> None:
-    told: list[Finding] = []
-    looks = watch(told.extend)
+    findings: list[Finding] = []
+    looks = watch(findings.extend)
     looks.before((), 0)
     fake_nvml.set({"0.procs": f"{os.getpid()}:{2 << 30}"})  # a rank
     looks.begin()
     fake_nvml.set({"1.temperature": 95})
-    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a change")
+    wait_for(lambda: any(finding.check == "gpu_temperature" for finding in findings), "a change")
     fake_nvml.set({"1.temperature": 40, "0.ecc_unc_vol": 1})
-    wait_for(lambda: {("gpu_temperature", "ok"), ("gpu_ecc", "failed")} <= {(one.check, one.result) for one in told}, "both changes")
-    assert len([one for one in told if one.check == "gpu_temperature"]) == 2
-    assert "gpu_memory" not in {one.check for one in told}
+    wait_for(
+        lambda: {("gpu_temperature", "ok"), ("gpu_ecc", "failed")} <= {(finding.check, finding.result) for finding in findings},
+        "both changes",
+    )
+    assert len([finding for finding in findings if finding.check == "gpu_temperature"]) == 2
+    assert "gpu_memory" not in {finding.check for finding in findings}
     (fact,) = looks.after({UUID.format(0): 3})
     assert (fact.name, fact.rank, dict(fact.fields)["gpu_uuid"]) == ("ecc_uncorrected", 3, UUID.format(0))
     assert looks.uncorrected(UUID.format(0)) == 1
@@ -134,7 +136,7 @@ def test_changes_are_reported_once_with_what_is_well_again_and_a_failure_has_its
 
 
 @pytest.mark.process
-def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     looks = watch()
     looks.before((), 0)
     fake_nvml.set({"all.hang_ms.nvmlDeviceGetFieldValues": 60_000})
@@ -144,7 +146,7 @@ def test_a_driver_that_hangs_after_a_failure_costs_the_verdict_a_second(fake_nvm
 
 
 @pytest.mark.process
-def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:  # noqa: F811
+def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: Callable[..., HealthWatch]) -> None:
     looks = watch()
     looks.before((), 0)
     fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
@@ -157,29 +159,29 @@ def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: C
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
 def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_answered(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("supervisor.node.health_watch.DEADLINE_S", 0.7)
-    told: list[Finding] = []
-    looks = watch(told.extend)
+    findings: list[Finding] = []
+    looks = watch(findings.extend)
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": 60_000, "0.ecc_unc_vol": 2})
-    assert any(one.subject == "probe:nvml" for one in looks.before((), 0).findings)
+    assert any(finding.subject == "probe:nvml" for finding in looks.before((), 0).findings)
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetRemappedRows": None})
     monkeypatch.setattr("supervisor.node.health_watch.DEADLINE_S", 8.0)
     looks.begin()
-    wait_for(lambda: any(one.check == "gpu_ecc" for one in told), "a sample")
+    wait_for(lambda: any(finding.check == "gpu_ecc" for finding in findings), "a sample")
     fake_nvml.set({"0.ecc_unc_vol": 3})
-    wait_for(lambda: any((one.check, one.result) == ("gpu_ecc", "failed") for one in told), "what moved")
-    [*_, finding] = [one for one in told if one.check == "gpu_ecc"]  # a busy machine has other findings
+    wait_for(lambda: any((finding.check, finding.result) == ("gpu_ecc", "failed") for finding in findings), "what moved")
+    [*_, finding] = [finding for finding in findings if finding.check == "gpu_ecc"]  # a busy machine has other findings
     assert "1 uncorrectable memory error since the job's start" in finding.reason
 
 
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
 def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -189,15 +191,15 @@ def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
         failed.append(1)
         raise OSError(24, "Too many open files")
 
-    told: list[Finding] = []
-    looks = watch(told.extend)
+    findings: list[Finding] = []
+    looks = watch(findings.extend)
     looks.before((), 0)
     fake_nvml.set({"1.temperature": 95})
     with monkeypatch.context() as patch:
         patch.setattr("health.probing.runner.selectors.DefaultSelector", full)
         looks.begin()
         wait_for(lambda: failed, "a sample that fails")
-    wait_for(lambda: any(one.check == "gpu_temperature" for one in told), "a later one")
+    wait_for(lambda: any(finding.check == "gpu_temperature" for finding in findings), "a later one")
 
 
 def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[..., HealthWatch]) -> None:
@@ -205,9 +207,9 @@ def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[
     oom = CheckResult("kernel_log", "kernel", Result.FAILED, "oom", event="oom global")
     disk = CheckResult("kernel_log", "kernel", Result.FAILED, "nvme0 is dead", event="nvme removed nvme0")
     hot = CheckResult("gpu_temperature", "gpu:GPU-a", Result.DEGRADED, "hot")
-    assert [one.reason for one in changes([oom, hot])] == ["oom", "hot"]
-    assert [one.reason for one in changes([oom, disk, dataclasses.replace(hot, reason="hotter")])] == ["nvme0 is dead"]
-    assert [one.result for one in changes([dataclasses.replace(hot, result=Result.OK)])] == ["ok"]
+    assert [change.reason for change in changes([oom, hot])] == ["oom", "hot"]
+    assert [change.reason for change in changes([oom, disk, dataclasses.replace(hot, reason="hotter")])] == ["nvme0 is dead"]
+    assert [change.result for change in changes([dataclasses.replace(hot, result=Result.OK)])] == ["ok"]
 
 
 def test_what_is_too_much_for_once_is_reported_the_next_time(watch: Callable[..., HealthWatch]) -> None:
@@ -243,18 +245,18 @@ def test_a_port_of_the_rendezvous_that_another_holds_is_reported_before_an_attem
         other.listen()
         port = other.getsockname()[1]
         looks = watch(command=("python", "-m", "torch.distributed.run", f"--master-port={port}", "train.py"), probes=("ports",))
-        (told,) = [one for one in looks.before((), 0).findings if one.check == "net_ports"]
-    assert (told.subject, told.blocks) == (f"listen:{port}", False)
-    assert f"port {port} is taken: process {os.getpid()} (" in told.reason
+        (finding,) = [finding for finding in looks.before((), 0).findings if finding.check == "net_ports"]
+    assert (finding.subject, finding.blocks) == (f"listen:{port}", False)
+    assert f"port {port} is taken: process {os.getpid()} (" in finding.reason
 
 
 def test_a_command_that_repairs_is_whole_or_is_left_out() -> None:
     short = "umount -l /data/a && mount /data/a"
-    for command, kept in ((short, short), (f"umount -l {'/data' * 200}", Repair.DRAIN.words), ("", Repair.DRAIN.words)):
+    for command, expected in ((short, short), (f"umount -l {'/data' * 200}", Repair.DRAIN.words), ("", Repair.DRAIN.words)):
         result = CheckResult("disk_paths", "path:/data", Result.FAILED, "why" * 500, (), Repair.DRAIN, command)
-        found = finding_of(result)
-        assert found.command == kept
-        assert len(found.reason) == MOST_CHARACTERS
+        finding = finding_of(result)
+        assert finding.command == expected
+        assert len(finding.reason) == MOST_CHARACTERS
 
 
 OF_A = Finding("gpu_errors", "gpu:GPU-a", "failed", "lost", blocks=True)
@@ -274,9 +276,9 @@ SPACE = Finding("disk_space", "path:/d", "failed", "full", blocks=True)
     ids=["all are the job's", "this one is", "another one is", "none is", "none in this container"],
 )
 def test_only_what_the_job_uses_holds_it_back(environ: dict[str, str], visible: tuple[str, ...], blocks: tuple[Finding, ...]) -> None:
-    found = shown((OF_A, DRIVER, SPACE), environ, visible)
-    assert tuple(one for one in found if one.blocks) == blocks
-    assert [one.check for one in found] == ["gpu_errors", "gpu_driver", "disk_space"]
+    findings = shown((OF_A, DRIVER, SPACE), environ, visible)
+    assert tuple(finding for finding in findings if finding.blocks) == blocks
+    assert [finding.check for finding in findings] == ["gpu_errors", "gpu_driver", "disk_space"]
 
 
 HELD = QuarantinedGpu("GPU-a", "0000:10:00.0", "ecc", "3 errors", 100.0, "job", "run", boot="then", errors=3)

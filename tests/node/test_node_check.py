@@ -52,24 +52,24 @@ class Nodes:
 
     def run(self, why: str = "doubt") -> list[NodeCheckResult]:
         """Let all take part, and return what each came to."""
-        said: dict[int, list[str]] = {}
+        texts: dict[int, list[str]] = {}
         barrier = threading.Barrier(NODES, timeout=DEADLINE_S)
-        found: dict[int, NodeCheckResult] = {}
+        results: dict[int, NodeCheckResult] = {}
 
-        def one(node: int) -> None:
+        def check_node(node: int) -> None:
             def all_gather(number: int, text: str) -> list[str]:
-                said.setdefault(number, [""] * NODES)[node] = text
+                texts.setdefault(number, [""] * NODES)[node] = text
                 barrier.wait()
-                return said[number]
+                return texts[number]
 
-            found[node] = self.checks[node].run(all_gather, node, why)
+            results[node] = self.checks[node].run(all_gather, node, why)
 
-        threads = [threading.Thread(target=one, args=(node,)) for node in range(NODES)]
+        threads = [threading.Thread(target=check_node, args=(node,)) for node in range(NODES)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(DEADLINE_S)
-        return [found[node] for node in range(NODES)]
+        return [results[node] for node in range(NODES)]
 
 
 def finding(subject: str, reason: str, result: str = "failed", check: str = "node_failures") -> dict[str, Any]:
@@ -97,11 +97,11 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
     )
     assert nodes.excluded == {2: "node check: rank 3 fails"}
     assert sum(line.startswith("info: 3 nodes are tried against each other") for lines in nodes.lines for line in lines) == 1
-    (given, gpus, has_rank), *others = calls(tmp_path)
-    wanted = {"nnodes": "3", "node-rank": "0", "nproc-per-node": "2", "master": given["--master"], "deadline": "60.0", "rounds": "21"}
-    assert given == {f"--{name}": value for name, value in wanted.items()}
+    (arguments, gpus, has_rank), *others = calls(tmp_path)
+    wanted = {"nnodes": "3", "node-rank": "0", "nproc-per-node": "2", "master": arguments["--master"], "deadline": "60.0", "rounds": "21"}
+    assert arguments == {f"--{name}": value for name, value in wanted.items()}
     assert (gpus, has_rank) == ("GPU-0,GPU-1,GPU-2", False)
-    assert {row[0]["--master"] for row in others} == {given["--master"]}
+    assert {row[0]["--master"] for row in others} == {arguments["--master"]}
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_it_ends_with_the_attempt_that_it_was_to_precede(made: Callable[..., Nod
 @pytest.mark.timeout(300)
 def test_the_real_check_finds_the_node_whose_rank_fails() -> None:
     nodes = Nodes(*_program(""), "--rehearse", "fail:1:1", serves=0)
-    (found,) = set(nodes.run())
-    assert found.may_leave
-    assert [node for node, _ in found.unfit] == [1]
-    assert "rehearsal: rank 1" in found.unfit[0][1]
+    (results,) = set(nodes.run())
+    assert results.may_leave
+    assert [node for node, _ in results.unfit] == [1]
+    assert "rehearsal: rank 1" in results.unfit[0][1]

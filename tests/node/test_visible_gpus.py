@@ -51,7 +51,7 @@ def test_each_has_the_number_that_nvidia_smi_shows_its_uuid_and_its_address(tmp_
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("wanted", "texts"),
     [
         ("1", [B]),
         ("2,1", [C, B]),
@@ -68,16 +68,16 @@ def test_each_has_the_number_that_nvidia_smi_shows_its_uuid_and_its_address(tmp_
         ("1,1", []),
     ],
 )
-def test_the_visible_devices_are_read_as_cuda_reads_them(tmp_path: Path, wanted: str, found: list[str]) -> None:
-    assert seen(tmp_path, ALIKE, CUDA_VISIBLE_DEVICES=wanted) == found
+def test_the_visible_devices_are_read_as_cuda_reads_them(tmp_path: Path, wanted: str, texts: list[str]) -> None:
+    assert seen(tmp_path, ALIKE, CUDA_VISIBLE_DEVICES=wanted) == texts
 
 
 @pytest.mark.parametrize(
-    ("container", "found"),
+    ("container", "texts"),
     [("all", [A, B, C]), ("", [A, B, C]), ("void", [A, B, C]), ("none", []), ("6,7", [A, B, C]), (f"{C},{A}", [A, C])],
 )
-def test_a_containers_numbers_are_the_hosts_and_its_uuids_narrow(tmp_path: Path, container: str, found: list[str]) -> None:
-    assert seen(tmp_path, ALIKE, NVIDIA_VISIBLE_DEVICES=container) == found
+def test_a_containers_numbers_are_the_hosts_and_its_uuids_narrow(tmp_path: Path, container: str, texts: list[str]) -> None:
+    assert seen(tmp_path, ALIKE, NVIDIA_VISIBLE_DEVICES=container) == texts
 
 
 def test_where_cudas_order_is_not_known_no_number_is_guessed(tmp_path: Path) -> None:

@@ -37,10 +37,10 @@ def lines_of(hits: Sequence[tuple[int, int]], block: bytes) -> set[tuple[int, in
 
 
 def test_every_anchor_of_ours_is_found_where_it_ends() -> None:
-    found = fast(CATALOGUE.anchors)
+    hyper_scanner = fast(CATALOGUE.anchors)
     for index, anchor in enumerate(CATALOGUE.anchors):
         block = b"before " + anchor.encode() + b" after"
-        assert (index, len(block) - len(b" after")) in found.hits(block), anchor
+        assert (index, len(block) - len(b" after")) in hyper_scanner.hits(block), anchor
 
 
 @given(st.lists(st.one_of(st.binary(max_size=20), st.sampled_from([text.encode() for text in AWKWARD]), st.just(b"\n")), max_size=30))
@@ -129,12 +129,12 @@ print(peak() - before)
 MUCH = bytes(PLAIN_BYTES)
 
 
-def improved(made: UpgradingScanner) -> HyperScanner:
+def improved(scanner: UpgradingScanner) -> HyperScanner:
     until = time.monotonic() + 30
-    while not isinstance(made.now, HyperScanner):
+    while not isinstance(scanner.now, HyperScanner):
         assert time.monotonic() < until
         time.sleep(0.001)
-    return made.now
+    return scanner.now
 
 
 def peak_kib(how: str) -> int:
@@ -146,11 +146,11 @@ def peak_kib(how: str) -> int:
 def test_what_a_child_compiled_finds_what_we_would_and_nobody_waits_for_it() -> None:
     here = fast((*CATALOGUE.anchors, *AWKWARD))
     block = b"\n".join(anchor.encode() for anchor in (*CATALOGUE.anchors, *AWKWARD))
-    made = made_apart((*CATALOGUE.anchors, *AWKWARD))
-    assert lines_of(made.hits(block), block) == lines_of(here.hits(block), block)
-    assert isinstance(made.now, PlainScanner)  # so little output is not worth a child
-    made.hits(MUCH)
-    assert lines_of(improved(made).hits(block), block) == lines_of(here.hits(block), block)
+    scanner = made_apart((*CATALOGUE.anchors, *AWKWARD))
+    assert lines_of(scanner.hits(block), block) == lines_of(here.hits(block), block)
+    assert isinstance(scanner.now, PlainScanner)  # so little output is not worth a child
+    scanner.hits(MUCH)
+    assert lines_of(improved(scanner).hits(block), block) == lines_of(here.hits(block), block)
 
 
 @pytest.mark.process
@@ -168,20 +168,20 @@ def test_a_child_that_compiles_nothing_is_done_without(tmp_path: Path, does: str
     if does is not None:
         python.write_text(f"#!/bin/sh\n{does}\n")
         python.chmod(0o755)
-    made = made_apart(("needle",), str(python))
-    made.hits(MUCH)
-    assert improved(made).hits(b"a needle") == [(0, 8)]
+    scanner = made_apart(("needle",), str(python))
+    scanner.hits(MUCH)
+    assert improved(scanner).hits(b"a needle") == [(0, 8)]
 
 
 def test_without_hyperscan_the_slower_search_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "hyperscan", None)
-    made = made_apart(("needle",))
-    made.hits(MUCH)
+    scanner = made_apart(("needle",))
+    scanner.hits(MUCH)
     for thread in threading.enumerate():
         if thread.name == "scanner":
             thread.join()
-    assert isinstance(made.now, PlainScanner)
-    assert list(made.hits(b"a needle")) == [(0, 8)]
+    assert isinstance(scanner.now, PlainScanner)
+    assert list(scanner.hits(b"a needle")) == [(0, 8)]
 
 
 @pytest.mark.process
@@ -190,9 +190,9 @@ def test_a_child_that_still_compiles_does_not_outlive_us(tmp_path: Path) -> None
     endless = tmp_path / "python"
     endless.write_text(f"#!/bin/sh\necho $$ > {started}.new\nmv {started}.new {started}\nexec sleep 600\n")
     endless.chmod(0o755)
-    made = made_apart(("needle",), str(endless))
-    made.hits(MUCH)
+    scanner = made_apart(("needle",), str(endless))
+    scanner.hits(MUCH)
     wait_for(started.exists, "the child")
-    made.close()
+    scanner.close()
     assert not Path("/proc", started.read_text().strip()).exists()
-    assert [hit[0] for hit in made.hits(b"a needle")] == [0]  # it stays what it was
+    assert [hit[0] for hit in scanner.hits(b"a needle")] == [0]  # it stays what it was

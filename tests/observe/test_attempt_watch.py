@@ -93,7 +93,7 @@ def test_the_interface_that_a_plan_chose_and_nccls_own_log_are_evidence(watch: A
     facts = watch.sources(1, watch.watchers, (), 0, (), launcher)["network"]()
     transports, *interfaces = facts
     assert (transports.name, transports.text) == ("transports", "NET/Socket")
-    assert [dict(one.fields)["name"] for one in interfaces if dict(one.fields).get("used") == "yes"] == ["lo"]
+    assert [dict(interface.fields)["name"] for interface in interfaces if dict(interface.fields).get("used") == "yes"] == ["lo"]
 
 
 def test_late_evidence_of_an_attempt_does_not_take_the_watch_of_the_next(watch: AttemptWatch) -> None:

@@ -106,10 +106,10 @@ def test_what_a_helper_raised_long_before_the_end_or_one_of_several_is_of_no_ran
 
 
 def test_what_torch_recorded_of_an_exception_counts_where_the_rank_itself_wrote_nothing() -> None:
-    ours = Evidence("error_file", "exception", "ValueError: x", rank=0)
+    evidence = Evidence("error_file", "exception", "ValueError: x", rank=0)
     torchs = [Evidence("error_file", "exception", f"ValueError: x, by torch, of {rank}", rank=rank) for rank in (0, 1)]
     exit_code = Evidence("launcher", "exit_code", "1")
-    assert of_launcher((*torchs, exit_code), (ours, Evidence("log", "exception", "y", rank=1))) == (torchs[1], exit_code)
+    assert of_launcher((*torchs, exit_code), (evidence, Evidence("log", "exception", "y", rank=1))) == (torchs[1], exit_code)
 
 
 CHAINED = """Traceback (most recent call last):

@@ -63,9 +63,9 @@ def test_every_fact_that_means_a_cause_by_itself_is_reported_by_an_observer() ->
     group = ControlGroup(Path("/job"), 2, own=True)
     none, one = (oom_kills.GroupCounts(n, n) for n in (0, 1))
     counted = oom_kills.killed({group: none}, {group: one}, 7.0)
-    seen = resources.evidence((), 0, (death(0, 7.0, signum=7),))
+    evidence = resources.evidence((), 0, (death(0, 7.0, signum=7),))
     gone = collect.exits((), CLOCK, 5.0, [VanishedRank(1, 101, 7)])
-    assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *seen, *gone)}
+    assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *evidence, *gone)}
 
 
 # --- asking
@@ -84,11 +84,11 @@ def test_who_fails_and_who_does_not_answer_hold_up_nobody() -> None:
         return ()
 
     began = time.monotonic()
-    found = collect.together({"disk": hangs, "files": fails, "exits": lambda: (Evidence("exit", "signal", "9", 3),)}, 1.0)
+    evidence = collect.together({"disk": hangs, "files": fails, "exits": lambda: (Evidence("exit", "signal", "9", 3),)}, 1.0)
     assert within(3, since=began)
-    assert [(fact.source, fact.name) for fact in found] == [("observer", "failed"), ("exit", "signal"), ("observer", "overdue")]
-    assert "files: no such file" in found[0].text
-    assert found[2].text == "disk"
+    assert [(fact.source, fact.name) for fact in evidence] == [("observer", "failed"), ("exit", "signal"), ("observer", "overdue")]
+    assert "files: no such file" in evidence[0].text
+    assert evidence[2].text == "disk"
     never.set()
 
 
@@ -97,21 +97,21 @@ def test_who_fails_and_who_does_not_answer_hold_up_nobody() -> None:
 
 def test_those_that_we_ended_after_the_first_failure_failed_of_nothing() -> None:
     deaths = [death(2, 9.0, signum=9), death(0, 4.1, signum=15), death(1, 4.0, code=1), death(3, 4.2, signum=9), death(-1, 3.0, code=1)]
-    found = collect.exits(deaths, CLOCK, 5.0)
-    assert [(fact.rank, fact.name, fact.text, round(fact.t, 6)) for fact in found] == [
+    evidence = collect.exits(deaths, CLOCK, 5.0)
+    assert [(fact.rank, fact.name, fact.text, round(fact.t, 6)) for fact in evidence] == [
         (1, "exit_code", "1", 1004.0),
         (0, "ended_by_us", "15", 1004.1),  # by TERM
         (3, "signal", "9", 1004.2),  # before the grace was over: not our KILL
         (2, "ended_by_us", "9", 1009.0),
     ]
-    verdict = classify(found[:2])
+    verdict = classify(evidence[:2])
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, 1)  # and not that rank 0 was killed
 
 
 def test_those_that_we_ended_without_a_failure_failed_of_nothing() -> None:
     deaths = [death(0, 3.9, code=1), death(1, 4.2, signum=15), death(2, 9.3, signum=9)]
-    found = collect.exits(deaths[1:], CLOCK, 5.0, stopped_t=1004.0)
-    assert [(fact.rank, fact.name) for fact in found] == [(1, "ended_by_us"), (2, "ended_by_us")]
+    evidence = collect.exits(deaths[1:], CLOCK, 5.0, stopped_t=1004.0)
+    assert [(fact.rank, fact.name) for fact in evidence] == [(1, "ended_by_us"), (2, "ended_by_us")]
     assert [fact.name for fact in collect.exits(deaths[1:2], CLOCK, 5.0, stopped_t=1005.0)] == ["signal"]  # before we did
     assert [fact.name for fact in collect.exits(deaths[:2], CLOCK, 5.0, stopped_t=1004.0)] == ["exit_code", "ended_by_us"]
 
@@ -130,15 +130,15 @@ def test_a_line_is_of_the_rank_whose_file_it_is_in_unless_that_is_a_launchers() 
 
 
 def test_lines_of_two_streams_of_a_rank_are_kept_apart() -> None:
-    said = Evidence("log", "exception", "ValueError: x", line=3)
-    claim = replace(said, name="nan_loss.own", text="loss is nan", claim=Claim(Cause.NAN_LOSS, 0.9))
-    found = collect.logs([stream(0, "err", said), stream(0, "out", claim), stream(-1, "out", said)], launches=False)
+    evidence = Evidence("log", "exception", "ValueError: x", line=3)
+    claim = replace(evidence, name="nan_loss.own", text="loss is nan", claim=Claim(Cause.NAN_LOSS, 0.9))
+    found = collect.logs([stream(0, "err", evidence), stream(0, "out", claim), stream(-1, "out", evidence)], launches=False)
     assert len({fact.line for fact in found}) == 3
 
 
 def test_what_was_not_read_is_reported() -> None:
-    found = collect.logs([stream(1, "out", skipped=7), stream(2, "err", problem="Input/output error: rank-2.err")], launches=False)
-    assert [(fact.source, fact.name, fact.rank) for fact in found] == [("observer", "skipped", 1), ("observer", "failed", 2)]
+    evidence = collect.logs([stream(1, "out", skipped=7), stream(2, "err", problem="Input/output error: rank-2.err")], launches=False)
+    assert [(fact.source, fact.name, fact.rank) for fact in evidence] == [("observer", "skipped", 1), ("observer", "failed", 2)]
 
 
 def tail(text: str, rank: int = 0, name: str = "err") -> dict[str, Any]:
@@ -155,10 +155,10 @@ def test_last_words_that_no_disk_took_are_read_from_memory(known: Signatures) ->
         [replace(whole, problem="No space left on device")],
         [replace(whole, name="out")],
     ):
-        found = collect.tails([tail(text)], read, known, 1007.0)
-        assert {"err", "exception", "traceback"} <= {fact.name for fact in found}
-        assert all(fact.t == 1007.0 for fact in found if fact.source == "log")
-        assert classify(found).cause is Cause.HOST_OOM
+        evidence = collect.tails([tail(text)], read, known, 1007.0)
+        assert {"err", "exception", "traceback"} <= {fact.name for fact in evidence}
+        assert all(fact.t == 1007.0 for fact in evidence if fact.source == "log")
+        assert classify(evidence).cause is Cause.HOST_OOM
 
 
 # --- worth
@@ -175,26 +175,26 @@ def test_steps_after_the_first_failure_prove_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "kept"), [(Cause.CUDA_OOM, False), (Cause.USER_CODE, False), (Cause.HOST_OOM, True), (Cause.PREEMPTED, True)]
+    ("cause", "stays"), [(Cause.CUDA_OOM, False), (Cause.USER_CODE, False), (Cause.HOST_OOM, True), (Cause.PREEMPTED, True)]
 )
-def test_no_error_message_explains_a_kill(cause: Cause, kept: bool) -> None:  # noqa: FBT001  a parameter
-    said = [log("line", claim=Claim(cause, 0.97)), log("exception", final=True), log("exception"), log("traceback")]
+def test_no_error_message_explains_a_kill(cause: Cause, stays: bool) -> None:  # noqa: FBT001  a parameter
+    logged_evidence = [log("line", claim=Claim(cause, 0.97)), log("exception", final=True), log("exception"), log("traceback")]
     deaths = [death(0, 6.0, signum=9)]
-    left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *said], deaths, [], CLOCK)
-    assert [(fact.name, fact.free_text) for fact in left] == [("signal", False), *([("line", True)] if kept else [])]
+    left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *logged_evidence], deaths, [], CLOCK)
+    assert [(fact.name, fact.free_text) for fact in left] == [("signal", False), *([("line", True)] if stays else [])]
 
 
 @pytest.mark.parametrize("how", [{"code": 1}, {"signum": 6}, {"signum": 11}, {"signum": 15}])
 def test_a_last_traceback_stands_however_its_process_came_to_its_end(how: dict[str, int]) -> None:
-    said = (log("exception", final=True), log("line", claim=OOM))
+    logged_evidence = (log("exception", final=True), log("line", claim=OOM))
     deaths = [death(1, 5.9, code=1), death(0, 6.0, **how)]
-    assert reconciled(said, deaths, [], CLOCK) == said
+    assert reconciled(logged_evidence, deaths, [], CLOCK) == logged_evidence
 
 
 def test_who_was_killed_by_us_had_its_own_reasons() -> None:
-    said = (log("exception", final=True),)
+    logged_evidence = (log("exception", final=True),)
     deaths = [death(1, 2.0, code=1), death(0, 8.0, signum=9)]
-    left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *said], deaths, [], CLOCK)
+    left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *logged_evidence], deaths, [], CLOCK)
     assert [fact.name for fact in left] == ["exit_code", "ended_by_us", "exception"]
 
 
@@ -247,9 +247,9 @@ def test_a_counted_kill_that_training_outlived_was_no_cause() -> None:
 def test_a_journal_holds_the_most_telling_of_many_findings() -> None:
     many = [log(f"noise {i}", t=1001 + i / 1e6) for i in range(5000)]
     facts = [*many, log("cuda_oom.torch", claim=OOM, t=1004.0), log("exception", final=True, t=1004.5)]
-    kept = reconciled(facts, [death(0, 6.0, code=1)], [], CLOCK)
-    assert len(kept) == MOST_OF_LOGS + 1
-    assert {"cuda_oom.torch", "exception", "left_out"} <= {fact.name for fact in kept}
+    evidence = reconciled(facts, [death(0, 6.0, code=1)], [], CLOCK)
+    assert len(evidence) == MOST_OF_LOGS + 1
+    assert {"cuda_oom.torch", "exception", "left_out"} <= {fact.name for fact in evidence}
 
 
 def test_a_long_exception_is_cut_at_its_end_and_a_tail_at_its_beginning() -> None:
@@ -265,17 +265,17 @@ def test_a_long_exception_is_cut_at_its_end_and_a_tail_at_its_beginning() -> Non
 
 def test_the_machines_state_goes_with_a_failure_and_is_no_cause(tmp_path: Path) -> None:
     places = [("checkpoints", str(tmp_path / "not" / "there")), ("state", str(tmp_path))]
-    found = resources.evidence(places, 5 << 30, [death(0, 1.0, signum=7)])
-    assert [fact.name for fact in found] == ["memory_available", "disk_free", "shm_free"]  # one disk, told once
-    assert classify(found).cause in {Cause.UNKNOWN, Cause.NONE}
+    evidence = resources.evidence(places, 5 << 30, [death(0, 1.0, signum=7)])
+    assert [fact.name for fact in evidence] == ["memory_available", "disk_free", "shm_free"]  # one disk, told once
+    assert classify(evidence).cause in {Cause.UNKNOWN, Cause.NONE}
 
 
 def test_the_memory_that_is_available_is_what_the_control_group_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = [cgroup.GroupLimit(4 << 40, 0, "/"), cgroup.GroupLimit(64 << 20, 60 << 20, "/group")]
     monkeypatch.setattr(cgroup, "memory_limits", lambda _root: limits)
-    (found,) = resources.evidence((), None, ())
-    assert found.text == "4 MiB of 64 MiB memory available, by the limit of /group"
-    assert dict(found.fields) == {"available": str(4 << 20), "total": str(64 << 20)}
+    (evidence,) = resources.evidence((), None, ())
+    assert evidence.text == "4 MiB of 64 MiB memory available, by the limit of /group"
+    assert dict(evidence.fields) == {"available": str(4 << 20), "total": str(64 << 20)}
 
 
 def test_a_bus_error_with_full_shared_memory_is_its_want() -> None:
@@ -309,12 +309,12 @@ EOFError
 
 @pytest.mark.parametrize(("through", "cause"), [(LOADED, Cause.CHECKPOINT_CORRUPT), ("", Cause.UNKNOWN)], ids=["torch.load", "who knows"])
 def test_an_exception_is_judged_by_the_frames_that_it_came_through(known: Signatures, through: str, cause: Cause) -> None:
-    told = (
+    facts = (
         Evidence("exit", "exit_code", "1", rank=0, t=1007.1),
         Evidence("error_file", "exception", "EOFError", rank=0, t=1007.0),
         Evidence("error_file", "traceback", through, rank=0, t=1007.0),
     )
-    assert classify((*told, *collect.claims(told, known))).cause is cause
+    assert classify((*facts, *collect.claims(facts, known))).cause is cause
 
 
 @pytest.mark.parametrize(("pid", "cause"), [(100, Cause.USER_CODE), (999, Cause.KILLED_UNKNOWN)], ids=["its own", "a shell's"])

@@ -126,10 +126,10 @@ def test_a_syntax_error_is_said_with_its_line_if_the_ranks_own_interpreter_says_
     assert script_reasons.of_plan(script, sys.executable) == ["train.py:2: SyntaxError: expected ':'; no rank can begin with it"]
 
 
-@pytest.mark.parametrize("asked", ["it parses it", "it cannot be asked", "there is none"])
-def test_what_only_our_python_cannot_read_is_no_error_of_the_users(script: Path, executable: Callable[[str], Path], asked: str) -> None:
+@pytest.mark.parametrize("text", ["it parses it", "it cannot be asked", "there is none"])
+def test_what_only_our_python_cannot_read_is_no_error_of_the_users(script: Path, executable: Callable[[str], Path], text: str) -> None:
     script.write_text("print 'two'\n")
-    words = {"it parses it": "echo '[0, \"\"]'", "it cannot be asked": "exit 3", "there is none": ""}[asked]
+    words = {"it parses it": "echo '[0, \"\"]'", "it cannot be asked": "exit 3", "there is none": ""}[text]
     interpreter = str(executable(words)) if words else "python9.9"
     (line,) = script_reasons.of_plan(script, interpreter)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"

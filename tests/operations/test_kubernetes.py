@@ -83,27 +83,27 @@ def job(documents: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
 def test_the_words_of_the_command_arrive_as_they_were_given(made: dict[str, list[dict[str, Any]]]) -> None:
     for name, words in CASES.items():
         command = job(made[name])[2]["command"]
-        given = words[words.index("--") + 1 :]
+        arguments = words[words.index("--") + 1 :]
         assert command[:5] == ["supervise", "--job", words[1], "--state-dir", "/state"]
         behind = command[command.index("--") + 1 :]
-        assert [word for word in behind if not word.startswith(("--nnodes", "--rdzv"))] == given
+        assert [word for word in behind if not word.startswith(("--nnodes", "--rdzv"))] == arguments
 
 
 def action(spec: dict[str, Any], code: int) -> str:
     """Return what the first rule that matches makes of a pod whose container ended with `code`, as Kubernetes reads them."""
     for rule in spec["podFailurePolicy"]["rules"]:
-        if asked := rule.get("onExitCodes"):
-            assert asked["values"] == sorted(set(asked["values"])), "Kubernetes wants them in order"
-            if (code in asked["values"]) == (asked["operator"] == "In"):
+        if codes := rule.get("onExitCodes"):
+            assert codes["values"] == sorted(set(codes["values"])), "Kubernetes wants them in order"
+            if (code in codes["values"]) == (codes["operator"] == "In"):
                 return str(rule["action"])
     return "Count"
 
 
 def test_the_policy_follows_our_exit_codes(made: dict[str, list[dict[str, Any]]]) -> None:
     spec, pod, container = job(made["one pod"])
-    disruption, *ours = spec["podFailurePolicy"]["rules"]
+    disruption, *own_rules = spec["podFailurePolicy"]["rules"]
     assert disruption == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    assert {rule["onExitCodes"]["containerName"] for rule in ours} == {container["name"]}
+    assert {rule["onExitCodes"]["containerName"] for rule in own_rules} == {container["name"]}
     assert pod["restartPolicy"] == "Never", "podFailurePolicy asks for it"
     assert action(spec, ExitCode.REQUEUE) == "Ignore"
     assert {code for code in range(1, 256) if action(spec, code) == "Count"} == {ExitCode.BAD_NODE, ExitCode.BUG, 129, 137, 143}
@@ -179,11 +179,14 @@ def test_a_linter_finds_nothing_in_the_dockerfile() -> None:
 
 
 def test_supervise_is_process_1_of_the_image_without_a_shell_and_without_root() -> None:
-    found = dict(instructions())
-    assert found["ENTRYPOINT"] == '["supervise"]'
-    assert yaml.safe_load(found["CMD"])[0] == "--"
-    assert found["USER"] == "1000:1000"
-    assert found["HEALTHCHECK"].endswith('CMD ["supervise", "status", "--probe", "live"]')
+    steps = dict(instructions())
+    assert steps["ENTRYPOINT"] == '["supervise"]'
+    assert yaml.safe_load(steps["CMD"])[0] == "--"
+    assert steps["USER"] == "1000:1000"
+    assert steps["WORKDIR"] == "/workspace"
+    assert steps["COPY"].split()[0] == "--chown=1000:1000", "the job writes where it runs"
+    assert steps["RUN"].endswith("chown 1000:1000 /state /workspace")
+    assert steps["HEALTHCHECK"].endswith('CMD ["supervise", "status", "--probe", "live"]')
     assert not any("torch" in shlex.split(rest) or "torch==" in rest for word, rest in instructions() if word == "RUN"), (
         "the image's torch stays"
     )

@@ -57,8 +57,8 @@ def rules() -> list[dict[str, Any]]:
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((OPERATIONS / "grafana-dashboard.json").read_text(encoding="utf-8"))["panels"]
-    return found
+    document: list[dict[str, Any]] = json.loads((OPERATIONS / "grafana-dashboard.json").read_text(encoding="utf-8"))["panels"]
+    return document
 
 
 EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in rules()} | {
@@ -81,7 +81,7 @@ def test_an_expression_names_metrics_labels_and_values_that_are_there(name: str)
 
 
 def test_every_metric_is_shown_by_the_dashboard() -> None:
-    shown = {found for expression in EXPRESSIONS.values() for found in re.findall(r"\bsupervise_\w+", expression)}
+    shown = {match for expression in EXPRESSIONS.values() for match in re.findall(r"\bsupervise_\w+", expression)}
     assert set(ON_THE_WIRE) - shown == set()
 
 

@@ -46,8 +46,8 @@ class Environment:
 
     def install(self, *wheels: Path) -> None:
         """Install wheels, one after the other, without what they depend on."""
-        for one in wheels:
-            run(*PIP, "--python", self.bin / "python", "install", "--no-deps", "--no-index", "--force-reinstall", one)
+        for wheel in wheels:
+            run(*PIP, "--python", self.bin / "python", "install", "--no-deps", "--no-index", "--force-reinstall", wheel)
 
     def run(self, command: str, *args: str | Path) -> str:
         """Run a command of the environment in a directory of its own."""

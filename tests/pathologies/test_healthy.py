@@ -48,11 +48,11 @@ def test_what_is_healthy_is_never_called_hung(supervise: Callable[..., Supervise
     assert not taken(run, "HangConfirmed")
 
 
-@pytest.mark.parametrize("who", ["supervisor", "all"])
-def test_a_pause_of_the_supervisor_is_no_hang(supervise: Callable[..., Supervised], who: str) -> None:
+@pytest.mark.parametrize("stopped_processes", ["supervisor", "all"])
+def test_a_pause_of_the_supervisor_is_no_hang(supervise: Callable[..., Supervised], stopped_processes: str) -> None:
     run = supervise(*command("none", "--steps=700"), options=[*RESUMING, "--on-hang", "restart"], **SOON)
     run.wait_for_step(driving.AT)
-    stopped = [run.process.pid, *(run.leftovers() if who == "all" else ())]  # as if the whole machine slept
+    stopped = [run.process.pid, *(run.leftovers() if stopped_processes == "all" else ())]  # as if the whole machine slept
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     time.sleep(8)  # four times the limit: the time itself is the pathology

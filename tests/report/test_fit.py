@@ -86,8 +86,11 @@ def test_the_sizes_of_a_checkpoint_are_read_from_its_headers(tmp_path: Path) -> 
     optimizer.step()
     weights = (64 * 32 + 32) * 4
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 1}, tmp_path / "a.pt")
-    found = sizes.of_checkpoint(str(tmp_path / "a.pt"))
-    assert (found.weights, found.beside) == (weights, 2 * weights + 2 * 4)  # Adam's two moments, and a step for each parameter
+    tensor_sizes = sizes.of_checkpoint(str(tmp_path / "a.pt"))
+    assert (tensor_sizes.weights, tensor_sizes.beside) == (
+        weights,
+        2 * weights + 2 * 4,
+    )  # Adam's two moments, and a step for each parameter
     parts = tmp_path / "parts"
     parts.mkdir()
     save_file(model.state_dict(), parts / "model.safetensors")

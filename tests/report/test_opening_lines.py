@@ -27,7 +27,7 @@ def way(by: str) -> tuple[ResumeWay, ...]:
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "newest", "options"),
+    ("knob_set", "state", "newest", "options"),
     [
         (KnobSet(likely=FLAG), TRAINED, SAVED, f"{PATTERN} --resume-args '--resume_from {{resume}}'"),
         (KnobSet(), TRAINED, SAVED, PATTERN),  # no flag of the script is known
@@ -41,12 +41,12 @@ def way(by: str) -> tuple[ResumeWay, ...]:
     ],
     ids=["a flag", "no flag", "it loads by itself", "nothing saved", "declared", "a program", "no OOM", "OOM", "OOM, one flag"],
 )
-def test_a_run_recommends_what_it_showed(found: KnobSet, state: JobState, newest: CheckpointRef | None, options: str) -> None:
-    assert next_time(SETTINGS, found, COMMAND, state, newest) == options
+def test_a_run_recommends_what_it_showed(knob_set: KnobSet, state: JobState, newest: CheckpointRef | None, options: str) -> None:
+    assert next_time(SETTINGS, knob_set, COMMAND, state, newest) == options
 
 
 @pytest.mark.parametrize(
-    ("found", "saved", "options"),
+    ("knob_set", "saved", "options"),
     [
         (
             KnobSet(likely=FLAG),
@@ -58,8 +58,8 @@ def test_a_run_recommends_what_it_showed(found: KnobSet, state: JobState, newest
     ],
     ids=["a flag", "several", "no flag"],
 )
-def test_a_run_that_saved_and_never_resumed_recommends_where_it_saved(found: KnobSet, saved: tuple[str, ...], options: str) -> None:
-    assert next_time(SETTINGS, found, COMMAND, TRAINED, None, saved=saved) == options
+def test_a_run_that_saved_and_never_resumed_recommends_where_it_saved(knob_set: KnobSet, saved: tuple[str, ...], options: str) -> None:
+    assert next_time(SETTINGS, knob_set, COMMAND, TRAINED, None, saved=saved) == options
 
 
 def test_a_run_in_the_root_directory_that_saved_nothing_recommends_nothing() -> None:

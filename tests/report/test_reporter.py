@@ -43,9 +43,9 @@ def reporter(tmp_path: Path) -> Reporter:
         state=Path("s") / "train" / "nodes" / "n",
         incident_dir=lambda _number: tmp_path,
     )
-    made = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no terminal
-    made.alerts.router = MagicMock()
-    return made
+    reporter = Reporter(job, Clock.start(), MagicMock(), MagicMock(), MagicMock())  # type: ignore[arg-type]  # no terminal
+    reporter.alerts.router = MagicMock()
+    return reporter
 
 
 def sent(reporter: Reporter) -> list[OutgoingAlert]:
@@ -61,7 +61,7 @@ def test_a_persons_own_stop_pages_nobody(reporter: Reporter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("incident", "told"),
+    ("incident", "texts"),
     [
         (Incident(7, 1.0, 2, VERDICT, PLAN), ["resolved"]),
         (Incident(7, 1.0, 2), []),
@@ -71,12 +71,12 @@ def test_a_persons_own_stop_pages_nobody(reporter: Reporter) -> None:
     ids=["decided by the predecessor", "opened, and not told", "told by another node", "none open"],
 )
 def test_who_was_alerted_of_an_incident_by_a_predecessor_is_alerted_of_its_end(
-    reporter: Reporter, incident: Incident | None, told: list[str]
+    reporter: Reporter, incident: Incident | None, texts: list[str]
 ) -> None:
     reporter.goes_on(incident)
     reporter.closed(CloseIncident(7, 3, "resolved", 120))
     assert [(alert.event.value, alert.incident, alert.cause, alert.rank) for alert in sent(reporter)] == [
-        (event, 7, Cause.SEGFAULT, 3) for event in told
+        (event, 7, Cause.SEGFAULT, 3) for event in texts
     ]
 
 
@@ -332,9 +332,9 @@ def test_the_line_of_a_restart_says_whose_traceback_is_a_consequence(reporter: R
 
 def test_an_exception_that_a_signature_knows_as_a_consequence_is_named_so_too(reporter: Reporter) -> None:
     claim = Claim(Cause.GLOO_ERROR, 0.75, transient=True, consequence_of=("*",))
-    gone = Evidence("error_file", "gloo_error.closed", "RuntimeError: Connection closed by peer", 0, claim=claim)
+    evidence = Evidence("error_file", "gloo_error.closed", "RuntimeError: Connection closed by peer", 0, claim=claim)
     verdict = FailureVerdict(
-        Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(Evidence("exit", "signal", "9", 3), gone)
+        Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(Evidence("exit", "signal", "9", 3), evidence)
     )
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
     assert said(reporter)[0].endswith(". The traceback of rank 0 is a consequence")

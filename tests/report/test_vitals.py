@@ -32,14 +32,14 @@ def saved(t: float) -> Event:
 
 
 def vitals(*events: Event, declared: bool = True) -> Vitals:
-    made = Vitals(expects_checkpoints=declared)
+    vitals = Vitals(expects_checkpoints=declared)
     for event in (AttemptStarted(0.0, 1, (), 1), *events):
-        made.took(event)
-    return made
+        vitals.took(event)
+    return vitals
 
 
 @pytest.mark.parametrize(
-    ("seen", "without_s"),
+    ("vitals", "without_s"),
     [
         (vitals(), 0.0),
         (vitals(step(50, 1)), 950.0),
@@ -59,13 +59,13 @@ def vitals(*events: Event, declared: bool = True) -> Vitals:
         "a restart makes none",
     ],
 )
-def test_how_long_the_training_ran_without_a_checkpoint(seen: Vitals, without_s: float) -> None:
-    assert seen.without_checkpoint_s(state(), 1000.0) == without_s
-    assert seen.without_checkpoint_s(state(Stage.TEARDOWN), 1000.0) == 0
+def test_how_long_the_training_ran_without_a_checkpoint(vitals: Vitals, without_s: float) -> None:
+    assert vitals.without_checkpoint_s(state(), 1000.0) == without_s
+    assert vitals.without_checkpoint_s(state(Stage.TEARDOWN), 1000.0) == 0
 
 
 @pytest.mark.parametrize(
-    ("seen", "at", "now", "healthy"),
+    ("vitals", "at", "now", "healthy"),
     [
         (vitals(step(10, 1)), state(), 50.0, True),
         (vitals(step(10, 1)), state(), 200.0, False),
@@ -78,13 +78,13 @@ def test_how_long_the_training_ran_without_a_checkpoint(seen: Vitals, without_s:
     ],
     ids=["trains", "no step", "the same step", "it saves", "no instrumentation", "it starts", "it ended", "an incident is open"],
 )
-def test_when_a_heartbeat_may_be_sent(seen: Vitals, at: Any, now: float, healthy: bool) -> None:  # noqa: ANN401, FBT001  a case
-    assert seen.is_healthy(at, now, STALL_S) is healthy
+def test_when_a_heartbeat_may_be_sent(vitals: Vitals, at: Any, now: float, healthy: bool) -> None:  # noqa: ANN401, FBT001  a case
+    assert vitals.is_healthy(at, now, STALL_S) is healthy
 
 
-def watched(seen: Vitals, settings: Alerts) -> tuple[AlertWatch, MagicMock, list[float]]:
+def watched(vitals: Vitals, settings: Alerts) -> tuple[AlertWatch, MagicMock, list[float]]:
     reporter, behind = MagicMock(), [0.0]
-    reporter.vitals = seen
+    reporter.vitals = vitals
     job: Any = SimpleNamespace(settings=Settings(alerts=settings))
     return AlertWatch(job, reporter, lambda: behind[0]), reporter, behind
 

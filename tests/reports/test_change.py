@@ -90,8 +90,8 @@ def test_a_checkpoint_bound_to_its_number_of_ranks_waits_for_the_lost_node_and_n
 
 def rows(run: Supervised, *words: str) -> dict[str, Any]:
     """Return what a command prints as JSON."""
-    found: dict[str, Any] = json.loads(run.ask(*words, "--json").stdout)
-    return found
+    document: dict[str, Any] = json.loads(run.ask(*words, "--json").stdout)
+    return document
 
 
 @pytest.mark.slow

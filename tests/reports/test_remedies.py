@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,15 +19,15 @@ from supervisor.core.values import replace
 from supervisor.strategies import propose
 from supervisor.strategies.situation import Situation
 from tests.checkpointing import mounts
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 from tests.reports.conftest import DECLARED, OFTEN, torchrun
+from tests.support.http_serving import QuietHandler, served
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from tests.e2e.conftest import Supervised
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
     Run = Callable[..., Supervised]
 
@@ -74,7 +72,7 @@ SLOW_DOWN = "An error occurred (SlowDown) when calling the PutObject operation (
 
 @pytest.mark.parametrize("waits", [raised(0, TIMED_OUT), (NCCL,)], ids=["gloo", "nccl"])
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         f"[rank1]: 2026-11-29 06:23:39,342 ERROR uploads: upload of step 20 failed: {SLOW_DOWN}",
         f"[rank1]: 2026-11-29 06:23:39.342 | ERROR    | ckpt.upload:push:88 - {SLOW_DOWN}",
@@ -83,8 +81,8 @@ SLOW_DOWN = "An error occurred (SlowDown) when calling the PutObject operation (
         "[rank1]: CRITICAL save.py: PUT https://bucket.example/o failed: 503 Server Error: Service Unavailable",
     ],
 )
-def test_marin_9213_an_error_that_a_rank_logged_and_survived_is_why_its_peers_waited(said: str, waits: tuple[str, ...]) -> None:
-    verdict = log("step 20 loss 1.5", said, *waits)
+def test_marin_9213_an_error_that_a_rank_logged_and_survived_is_why_its_peers_waited(text: str, waits: tuple[str, ...]) -> None:
+    verdict = log("step 20 loss 1.5", text, *waits)
     assert (verdict.cause, verdict.rank) == (Cause.STORAGE_REMOTE, 1)
     assert verdict.confidence <= 0.6
     assert verdict.runner_up in {Cause.GLOO_ERROR, Cause.NCCL_TIMEOUT}
@@ -138,23 +136,13 @@ def test_marin_9213_run(supervise: Run, options: tuple[str, ...], cause: str, ra
 def failing_server() -> Iterator[str]:
     """An HTTP server on loopback that answers each request with 500: its address."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             """Fail."""
             self.send_error(500)
 
-        def log_message(self, *_args: object) -> None:
-            """Say nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with served(Handler) as port:
+        yield f"127.0.0.1:{port}"
 
 
 @pytest.mark.slow
@@ -169,13 +157,13 @@ def test_ms_swift_6962_a_server_of_the_jobs_own_that_meets_each_start_alike_is_t
         command = torchrun("ms_swift_6962.py", "--server", f"http://{peer}/score", "--client", client)
         run = supervise(*command, options=declared, **OFTEN)
         assert run.exit_code(200) == 65
-    said = card(run)
-    assert f"{peer}, a service of the job's own, did not answer, or refused" in said
-    assert "storage_remote, " in said
-    assert f"do look at {peer}, a service of the job's own: restart it" in said
-    assert "remote store" not in said
-    assert "Restarting as attempt 2" in said
-    assert "Restarting as attempt 3" not in said
+    text = card(run)
+    assert f"{peer}, a service of the job's own, did not answer, or refused" in text
+    assert "storage_remote, " in text
+    assert f"do look at {peer}, a service of the job's own: restart it" in text
+    assert "remote store" not in text
+    assert "Restarting as attempt 2" in text
+    assert "Restarting as attempt 3" not in text
 
 
 # --- pytorch/pytorch #173679, #153791
@@ -188,11 +176,11 @@ def test_pytorch_153791_a_file_that_our_killed_attempt_left_half_written_is_to_b
     cache = tmp_path / "cache"
     run = supervise(*torchrun("pytorch_173679.py", "--cache", str(cache)), TORCHINDUCTOR_CACHE_DIR=str(cache), **AT_ONCE)
     assert run.exit_code(250) == 65
-    said = card(run)
-    assert "cache_corrupt, " in said
+    text = card(run)
+    assert "cache_corrupt, " in text
     wanted = f"do delete {cache}/ab/k.best_config, which attempt 1 of this run wrote and left half-written"
-    assert wanted.replace(" ", "") in said.replace(" ", ""), "a card may break its lines within a long path"
-    assert "correct the program" not in said
+    assert wanted.replace(" ", "") in text.replace(" ", ""), "a card may break its lines within a long path"
+    assert "correct the program" not in text
 
 
 @pytest.mark.slow
@@ -257,14 +245,14 @@ def test_qwen_vl_135_memory_that_runs_out_in_the_save_is_the_saves(supervise: Ru
     command = torchrun("qwen_vl_135.py", "--steps", "40", "--by", by, "--workers", str(workers), ranks=ranks)
     run = supervise(*command, options=(*DECLARED, "--knob", "num_workers=--workers"), **OFTEN)
     assert run.exit_code(200) != 0
-    said = card(run)
-    assert "phase checkpoint" in said
-    assert "DataLoader workers" not in said
-    assert "fewer loader workers" not in said
-    assert "of them (--workers)" not in said
+    text = card(run)
+    assert "phase checkpoint" in text
+    assert "DataLoader workers" not in text
+    assert "fewer loader workers" not in text
+    assert "of them (--workers)" not in text
     if by == "raise":
-        assert " host_oom, " in said
-        assert "it held the state a second time" in said
+        assert " host_oom, " in text
+        assert "it held the state a second time" in text
 
 
 # --- rwth-i6/returnn #1626, THUDM/slime PR #1086
@@ -334,7 +322,7 @@ def test_onetrainer_1409_a_hub_that_is_asked_too_often_is_waited_for(before_firs
 @pytest.mark.process
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("command", ["nodes gpus", "doctor"])
-def test_open_gpu_971_a_driver_that_never_answers_is_a_finding_at_its_deadline(fake_nvml: FakeNvml, tmp_path: Path, command: str) -> None:  # noqa: F811
+def test_open_gpu_971_a_driver_that_never_answers_is_a_finding_at_its_deadline(fake_nvml: FakeNvml, tmp_path: Path, command: str) -> None:
     fake_nvml.set({"all.hang_ms.nvmlDeviceGetUUID": 600_000}, gpus=2)
     argv = [sys.executable, "-m", "supervisor", *command.split(), *(("--state-dir", str(tmp_path)) if command == "nodes gpus" else ())]
     done = subprocess.run(argv, cwd=tmp_path, env=fake_nvml.environ, capture_output=True, text=True, timeout=100, check=False)  # noqa: S603 (ours)

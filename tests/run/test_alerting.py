@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import http.server
 import json
-import threading
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
@@ -21,6 +20,7 @@ from supervisor.job.clock import Clock
 from supervisor.report.alert_watch import AlertWatch
 from supervisor.report.reporter import Reporter
 from supervisor.run.main import JobRun
+from tests.support.http_serving import QuietHandler, served
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -32,35 +32,34 @@ RESTART = Plan(PlanKind.RESTART, "restart", "stop", "restart_within_budget")
 STOP = Plan(PlanKind.STOP, "the budget is spent", "nothing", "stop", 65)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server: Any = self.server
-        server.got.append(body)
-        self.send_response(server.status)
-        self.end_headers()
-        self.wfile.write(b"no_text")
+@dataclass
+class Receiver:
+    """Both sinks of the run: what was sent to them, and the status of their answers."""
 
-    def log_message(self, *_args: object) -> None:
-        """Say nothing."""
+    port: int = 0
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    status: int = 200
 
 
 @pytest.fixture
-def server() -> Iterator[Any]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as made:
-        found: Any = made
-        found.got, found.status = [], 200
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield made
-        made.shutdown()
-        thread.join()
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+
+    class Handler(QuietHandler):
+        def do_POST(self) -> None:
+            receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(receiver.status)
+            self.end_headers()
+            self.wfile.write(b"no_text")
+
+    with served(Handler) as receiver.port:
+        yield receiver
 
 
 @pytest.fixture
-def run(tmp_path: Path, server: Any) -> Iterator[Any]:  # noqa: ANN401  the server above
+def run(tmp_path: Path, receiver: Receiver) -> Iterator[Any]:
     """Return as much of a run as reports: its job has a webhook and a chat room."""
-    url = f"http://127.0.0.1:{server.server_port}"
+    url = f"http://127.0.0.1:{receiver.port}"
     config = tmp_path / "c.toml"
     config.write_text(
         f'[alerts]\nnode = "gpu-7"\n[[alerts.sink]]\nkind = "webhook"\nurl = "{url}/v1"\n'
@@ -93,15 +92,15 @@ def run(tmp_path: Path, server: Any) -> Iterator[Any]:  # noqa: ANN401  the serv
     reporter.close_alerts(2.0)
 
 
-def texts(server: Any) -> list[str]:  # noqa: ANN401
-    return [body["text"].splitlines()[0] for body in server.got if "attachments" in body]
+def texts(receiver: Receiver) -> list[str]:
+    return [body["text"].splitlines()[0] for body in receiver.bodies if "attachments" in body]
 
 
-def events(server: Any) -> list[str]:  # noqa: ANN401
-    return [body["event"] for body in server.got if body.get("version") == 1]
+def events(receiver: Receiver) -> list[str]:
+    return [body["event"] for body in receiver.bodies if body.get("version") == 1]
 
 
-def test_a_story_with_two_failures_is_one_thread(run: Any, server: Any) -> None:  # noqa: ANN401
+def test_a_story_with_two_failures_is_one_thread(run: Any, receiver: Receiver) -> None:  # noqa: ANN401
     reporter = run.reporter
     reporter.run_started(continues=False)
     for incident in (1, 2):
@@ -111,44 +110,44 @@ def test_a_story_with_two_failures_is_one_thread(run: Any, server: Any) -> None:
         reporter.closed(act.CloseIncident(incident, incident + 1, "resolved", 41))
     reporter.run_finished(0, 3)
     reporter.close_alerts(10.0)
-    assert events(server) == ["opened", "resolved"]
-    assert texts(server) == [
+    assert events(receiver) == ["opened", "resolved"]
+    assert texts(receiver) == [
         "INFO: bert on gpu-7: the run started",
         "RESTARTS BY ITSELF: bert on gpu-7: native code accessed invalid memory",
         "OVER: bert on gpu-7: it trains again",
         "INFO: bert on gpu-7: the run ended",
     ]
-    assert any("2 failures in" in body["text"] for body in server.got if "text" in body)
+    assert any("2 failures in" in body["text"] for body in receiver.bodies if "text" in body)
     assert known_jobs.recall("bert", run.job.environ) == run.job.state.parents[2]
 
 
-def test_a_tick_sends_what_was_gathered_and_giving_up_is_one_message(run: Any, server: Any) -> None:  # noqa: ANN401
+def test_a_tick_sends_what_was_gathered_and_giving_up_is_one_message(run: Any, receiver: Receiver) -> None:  # noqa: ANN401
     run.reporter.alerted(act.Alert("recurring_failure", 1, "failed 3 times in the same way"))
     run.reporter.decided(act.ReportDecision(1, 1, VERDICT, STOP, 40))
     run.reporter.closed(act.CloseIncident(1, 1, "given_up", 40))
     state = SimpleNamespace(stage=None, attempt=SimpleNamespace(number=1), run=SimpleNamespace(incident=None))
     assert run.alert_watch.tick(state, run.clock.now()) is None
     run.alert_watch.tick(state, run.clock.now() + 2)
-    wait_for(lambda: len(texts(server)) == 1 and len(events(server)) == 1, "both sinks")
-    assert texts(server) == ["NEEDS YOU: bert on gpu-7 stopped: native code accessed invalid memory"]
+    wait_for(lambda: len(texts(receiver)) == 1 and len(events(receiver)) == 1, "both sinks")
+    assert texts(receiver) == ["NEEDS YOU: bert on gpu-7 stopped: native code accessed invalid memory"]
 
 
-def test_a_hang_has_its_own_line_rank_and_step_and_not_those_of_the_incident_before(run: Any, server: Any) -> None:  # noqa: ANN401
+def test_a_hang_has_its_own_line_rank_and_step_and_not_those_of_the_incident_before(run: Any, receiver: Receiver) -> None:  # noqa: ANN401
     facts = (("file", "/home/alice/train.py"), ("line", "112"))
     run.reporter.decided(act.ReportDecision(1, 1, replace(VERDICT, facts=facts), RESTART, 40))
     run.reporter.took(ProgressObserved(t=2.0, attempt=2, step=90, steps_seen=50, phase=Phase.TRAIN))
     code = "my_train.py:65 (rank 1), my_train.py:70 (rank 2)"
     run.reporter.alerted(act.Alert("hang", 2, "no progress for 600 s", culprit=(1, ""), code=code))
     run.reporter.close_alerts(10.0)
-    opened, hang = (body for body in server.got if body.get("version") == 1)
+    opened, hang = (body for body in receiver.bodies if body.get("version") == 1)
     assert (opened["code"], opened["rank"], opened["step"], opened["incident"]) == ("train.py:112", 3, 40, 1)
     assert (hang["code"], hang["rank"], hang["step"], hang["incident"]) == ("my_train.py:65", 1, 90, 0)
     assert hang["title"] == "NEEDS YOU: bert on gpu-7: the ranks hang (my_train.py:65)"
     assert hang["command"] == "supervise status --stacks --job bert"
 
 
-def test_a_refusal_is_a_warning_once_and_is_counted_at_the_end(run: Any, server: Any) -> None:  # noqa: ANN401
-    server.status = 400
+def test_a_refusal_is_a_warning_once_and_is_counted_at_the_end(run: Any, receiver: Receiver) -> None:  # noqa: ANN401
+    receiver.status = 400
     for incident in (1, 2):
         run.reporter.decided(act.ReportDecision(incident, incident, VERDICT, RESTART, 40))
     run.reporter.close_alerts(10.0)

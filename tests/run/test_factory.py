@@ -119,11 +119,11 @@ def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job:
 def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     told: queue.SimpleQueue[CheckpointReport] = queue.SimpleQueue()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
-    seen: list[str] = []
+    texts: list[str] = []
 
     def short(directory: str, _n_bytes: int) -> free_space.Forecast:
         asked.put(directory)
-        room = free_space.Room.SHORT if asked.qsize() + len(seen) < 3 else free_space.Room.ENOUGH
+        room = free_space.Room.SHORT if asked.qsize() + len(texts) < 3 else free_space.Room.ENOUGH
         return free_space.Forecast(directory, room, 3 << 20, 1, 5 << 20)
 
     monkeypatch.setattr(free_space, "forecast", short)
@@ -136,8 +136,8 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     watcher.start()
     for step in (1, 2, 3):
         save(job.cwd / "ckpt" / f"step-{step}.pt", step)
-        seen.append(asked.get(timeout=PATIENCE_S))
-    assert seen == [str(job.cwd / "ckpt")] * 3
+        texts.append(asked.get(timeout=PATIENCE_S))
+    assert texts == [str(job.cwd / "ckpt")] * 3
     assert watcher.stop(PATIENCE_S)
     alerts = []
     while not told.empty():

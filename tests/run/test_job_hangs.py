@@ -243,9 +243,9 @@ def cluster(tmp_path: Path) -> VirtualCluster:
 
 
 def of_policy(place: Path, policy: Policy, host: int = 0) -> VirtualCluster:
-    made = VirtualCluster(place, policy, host)
-    made.trains(30)
-    return made
+    virtual_cluster = VirtualCluster(place, policy, host)
+    virtual_cluster.trains(30)
+    return virtual_cluster
 
 
 SENTENCE = "ranks 0, 2 wait in all_reduce (seq 1841, train.py:61); rank 1 on node b:1 is in evaluate (train.py:112)"

@@ -25,7 +25,7 @@ from supervisor.job.clock import Clock
 from supervisor.run.job_nodes import AttemptOrders, JobNodes
 from supervisor.run.main import JobRun
 from supervisor.run.own_coordinator import BUGS_APART_S
-from tests.launch.conftest import make_job
+from tests.support.idle_job import make_job
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Node:
     def fresh(self, rdzv_id: str = ID) -> JobNodes:
         """Return what a supervisor of this run begins with."""
         kinds = ("publish", "renumber", "complete", "last_word")
-        orders = AttemptOrders(*(lambda *what, kind=kind: self.orders.append((kind, *what)) for kind in kinds))  # type: ignore[misc]
+        orders = AttemptOrders(*(lambda *arguments, kind=kind: self.orders.append((kind, *arguments)) for kind in kinds))  # type: ignore[misc]
         job = replace(make_job(self.place, Settings()), run_id=f"run of {self.name}", node=self.name)
         return JobNodes(job, rdzv_id, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
 
@@ -81,7 +81,7 @@ class Node:
 
     def find(self, kind: type[Any]) -> list[Any]:
         """Return the events or actions of one kind."""
-        return [one for one in (*self.taken, *self.actions) if isinstance(one, kind)]
+        return [action for action in (*self.taken, *self.actions) if isinstance(action, kind)]
 
 
 class Pair:
@@ -90,7 +90,7 @@ class Pair:
     def __init__(self, place: Path) -> None:
         self.nodes = [Node(place, "a"), Node(place, "b", ahead_s=3600.0)]
 
-    def until(self, look: Callable[[], Any], what: str) -> None:
+    def until(self, look: Callable[[], Any], arguments: str) -> None:
         """Turn both loops until something is so."""
 
         def found() -> object:
@@ -98,7 +98,7 @@ class Pair:
                 node.turn()
             return look()
 
-        wait_for(found, what, 60)
+        wait_for(found, arguments, 60)
 
     def meet(self, token: str, *numbers: int, at: tuple[str, int, str] | None = None) -> None:
         """The agents meet, each for the attempt that it knows. at: where the coordinator is, None: on the first node."""
@@ -142,9 +142,9 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     """Return two nodes."""
-    found = Pair(tmp_path)
-    yield found
-    found.close()
+    pair = Pair(tmp_path)
+    yield pair
+    pair.close()
 
 
 def test_both_nodes_act_on_one_decision_about_what_both_saw_by_whichever_clock(pair: Pair) -> None:
@@ -162,10 +162,10 @@ def test_both_nodes_act_on_one_decision_about_what_both_saw_by_whichever_clock(p
     pair.gone(first, 0, Evidence("exit", "signal", "6", 0, t=first.clock.now() + 0.1))
     pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
     pair.until(lambda: all(node.find(act.ReportDecision) for node in pair.nodes), "the decision")
-    told = [node.find(act.ReportDecision)[0] for node in pair.nodes]
-    assert told[0].verdict == told[1].verdict
-    assert (told[0].verdict.rank, told[0].verdict.node, told[0].step) == (1, "b:1", 65)
-    assert [one.alerts for one in told] == [True, False], "one alert for the job"
+    decisions = [node.find(act.ReportDecision)[0] for node in pair.nodes]
+    assert decisions[0].verdict == decisions[1].verdict
+    assert (decisions[0].verdict.rank, decisions[0].verdict.node, decisions[0].step) == (1, "b:1", 65)
+    assert [decision.alerts for decision in decisions] == [True, False], "one alert for the job"
     assert [len(node.state.run.failures) for node in pair.nodes] == [1, 1]
     decided = [node.find(events.DecisionMade)[0].decision for node in pair.nodes]
     assert decided[0] == decided[1]
@@ -218,8 +218,8 @@ def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> No
     pair.until(lambda: second.state.stage is Stage.TEARDOWN, "the end on the other node")
     pair.gone(second, 1)
     pair.until(lambda: second.find(act.ReportDecision), "the decision")
-    (told,) = second.find(act.ReportDecision)
-    assert (told.verdict.cause, told.verdict.node, told.alerts) == (Cause.NODE_LOST, "a:0", True)
+    (decision,) = second.find(act.ReportDecision)
+    assert (decision.verdict.cause, decision.verdict.node, decision.alerts) == (Cause.NODE_LOST, "a:0", True)
     assert len(first.find(events.ReportsGathered)) == 1
     assert not first.find(act.ReportDecision)
     pair.until(lambda: left, "the coordinator to leave once the other knows")
@@ -241,10 +241,10 @@ def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: 
         pair.gone(first, 0)
         pair.gone(second, 1, Evidence("exit", "signal", "11", 1, t=now))
         pair.until(lambda: all(node.find(act.ReportDecision) for node in (first, second)), "the decision")
-        told = [node.find(act.ReportDecision)[0] for node in (first, second)]
-        assert told[0].verdict == told[1].verdict
-        assert (told[0].verdict.rank, told[0].verdict.node) == (1, "b:1")
-        assert [decision.alerts for decision in told] == [True, False], "one alert for the job"
+        decisions = [node.find(act.ReportDecision)[0] for node in (first, second)]
+        assert decisions[0].verdict == decisions[1].verdict
+        assert (decisions[0].verdict.rank, decisions[0].verdict.node) == (1, "b:1")
+        assert [decision.alerts for decision in decisions] == [True, False], "one alert for the job"
         assert first.find(events.NodesGathered)[0].coordinator == client.name
     finally:
         pair.close()
@@ -311,9 +311,11 @@ def test_a_node_whose_coordinator_is_gone_for_good_stops_with_75_once_its_ranks_
     pair.gone(second, 1)
     pair.until(lambda: second.find(act.Finish), "its end")
     assert [action.exit_code for action in second.find(act.Finish)] == [75]
-    (told,) = second.find(act.ReportDecision)
-    assert told.verdict.summary == f"{text}; it was on node a:0"
-    assert "start the same command again on every node, beginning with node a:0 or the node that replaces it" in told.plan.next_ladder_step
+    (decision,) = second.find(act.ReportDecision)
+    assert decision.verdict.summary == f"{text}; it was on node a:0"
+    assert (
+        "start the same command again on every node, beginning with node a:0 or the node that replaces it" in decision.plan.next_ladder_step
+    )
 
 
 def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_coordinator(pair: Pair) -> None:
@@ -328,9 +330,9 @@ def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_c
     other.nodes.met(NodesMet(1, 1, 2, "t2", "127.0.0.1", pair.served[1], "another"))
     pair.until(lambda: other.find(act.Finish), "its end")
     assert [action.exit_code for action in other.find(act.Finish)] == [78]
-    (told,) = other.find(act.ReportDecision)
-    assert "refuses this node: " in told.verdict.summary
-    assert "the --rdzv-endpoint of its job" in told.verdict.summary
+    (decision,) = other.find(act.ReportDecision)
+    assert "refuses this node: " in decision.verdict.summary
+    assert "the --rdzv-endpoint of its job" in decision.verdict.summary
     assert any("of its job" in text for text in first.told), (first.told, "both sides are told")
 
 
@@ -437,8 +439,8 @@ def test_a_supervisor_that_takes_over_finds_the_others_by_itself_and_ends_its_at
     }
 
 
-@pytest.mark.parametrize("kept", ["the decision", "nothing", "of another meeting"])
-def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_report(pair: Pair, kept: str) -> None:
+@pytest.mark.parametrize("text", ["the decision", "nothing", "of another meeting"])
+def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_report(pair: Pair, text: str) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)
     pair.train()
@@ -458,17 +460,17 @@ def test_a_supervisor_that_takes_over_acts_at_once_where_nobody_awaits_its_repor
     second.nodes._client.close(5.0)  # type: ignore[union-attr]  # noqa: SLF001  as a process that is gone
     second.soon = queue.SimpleQueue()
     second.call_soon = second.soon.put
-    if kept == "nothing":  # as after a disk that was full, or on a node that the journal came along to
+    if text == "nothing":  # as after a disk that was full, or on a node that the journal came along to
         file.unlink()
-    second.nodes = second.fresh(rdzv_id="job.1" if kept == "of another meeting" else ID)  # as a job of Slurm that was requeued
+    second.nodes = second.fresh(rdzv_id="job.1" if text == "of another meeting" else ID)  # as a job of Slurm that was requeued
     second.nodes.take_over()
     second.feed(events.SupervisorStarted(second.clock.now(), "run", second.state.run.policy, continues=True))
     assert second.state.stage is Stage.FOLLOWING
     second.turn()
     assert second.state.stage is not Stage.FOLLOWING
-    assert bool(second.find(events.DecisionMade)) is (kept == "the decision")
-    assert bool(second.find(events.LeftBehind)) is (kept != "the decision")
-    returning = 2 if kept == "the decision" else 0
+    assert bool(second.find(events.DecisionMade)) is (text == "the decision")
+    assert bool(second.find(events.LeftBehind)) is (text != "the decision")
+    returning = 2 if text == "the decision" else 0
     assert second.nodes.returning == returning
     if second.nodes._client is not None:  # noqa: SLF001
         second.nodes._client.close(5.0)  # noqa: SLF001  this one ends too, before they meet

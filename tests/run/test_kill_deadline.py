@@ -15,9 +15,8 @@ import pytest
 
 from supervisor.config.settings import Settings, Stop
 from supervisor.run import kill_deadline
-from tests.guardian.conftest import alive
 from tests.support.figures import within
-from tests.support.waiting import wait_for
+from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,7 +136,7 @@ def test_a_tool_that_does_not_answer_is_ended_with_what_it_started(tmp_path: Pat
 
     wait_for(is_asked, "the tool has started what it waits for")
     pid = int(written.read_text())
-    wait_for(lambda: not alive(pid), "the end of what scontrol started", 10)
+    wait_for(lambda: not is_running(pid), "the end of what scontrol started", 10)
 
 
 ENDS_FIRST = """
@@ -155,7 +154,7 @@ def test_whoever_ends_before_the_answer_leaves_no_tool_behind(tmp_path: Path, mo
     tool(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/pid; wait", monkeypatch)
     subprocess.run([sys.executable, "-c", ENDS_FIRST, str(tmp_path / "pid")], check=True)  # noqa: S603  our own words
     pid = int((tmp_path / "pid").read_text())
-    wait_for(lambda: not alive(pid), "the end of what scontrol started", 10)
+    wait_for(lambda: not is_running(pid), "the end of what scontrol started", 10)
 
 
 @pytest.mark.parametrize(

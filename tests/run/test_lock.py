@@ -66,15 +66,15 @@ def other_process(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_lock_is_taken_and_given_back_without_a_trace(path: Path) -> None:
-    held = lock.acquire(path, job="j", run="r1")
-    assert held.refresh()
+    own_lock = lock.acquire(path, job="j", run="r1")
+    assert own_lock.refresh()
     record = lock.holder(path)
     assert record is not None
     assert (record.process.pid, record.run, lock.is_alive(record)) == (os.getpid(), "r1", True)
-    held.release()
+    own_lock.release()
     assert list(path.parent.iterdir()) == []
     with pytest.raises(FileNotFoundError):  # nobody's: no reason to leave the job
-        held.refresh()
+        own_lock.refresh()
 
 
 @pytest.mark.process
@@ -94,13 +94,13 @@ def test_the_second_on_a_host_is_refused_within_two_seconds_naming_the_holder(pa
 def test_the_lock_of_a_killed_holder_is_taken_at_once(path: Path, other_process: subprocess.Popen[str]) -> None:
     other_process.kill()  # not reaped: the zombie is no holder either
     deadline = time.monotonic() + 10
-    held = None
-    while held is None:
+    own_lock = None
+    while own_lock is None:
         try:
-            held = lock.acquire(path, job="j")
+            own_lock = lock.acquire(path, job="j")
         except SuperviseError:
             assert time.monotonic() < deadline
-    assert held.refresh()
+    assert own_lock.refresh()
     assert [entry.name for entry in path.parent.iterdir()] == ["lock"]
 
 
@@ -121,7 +121,7 @@ FOREIGN: list[dict[str, object]] = [{"hostname": "elsewhere"}, {"machine_id": "a
 @pytest.mark.parametrize("other", FOREIGN, ids=lambda other: next(iter(other)))
 def test_another_hosts_lock_is_not_taken_by_its_pid(path: Path, gone: int, other: dict[str, object]) -> None:
     write_record(path, pid=gone, **other)
-    said: list[str] = []
+    texts: list[str] = []
     done = threading.Event()
 
     def refresh() -> None:
@@ -132,12 +132,12 @@ def test_another_hosts_lock_is_not_taken_by_its_pid(path: Path, gone: int, other
     refresher.start()
     try:
         with pytest.raises(SuperviseError, match="supervised already") as caught:
-            lock.acquire(path, job="j", lease_s=5, notify=said.append)
+            lock.acquire(path, job="j", lease_s=5, notify=texts.append)
     finally:
         done.set()
         refresher.join()
     assert "--takeover" in caught.value.hint
-    assert len(said) == 1
+    assert len(texts) == 1
 
 
 @pytest.mark.parametrize("other", FOREIGN, ids=lambda other: next(iter(other)))
@@ -145,9 +145,9 @@ def test_another_hosts_lock_is_taken_when_its_lease_stood_still_while_we_watched
     write_record(path, pid=gone, since=0.0, **other)
     os.utime(path, (0, 0))  # however old it looks: only our own observation counts
     began = time.monotonic()
-    held = lock.acquire(path, job="j", lease_s=0.5)
+    own_lock = lock.acquire(path, job="j", lease_s=0.5)
     assert time.monotonic() - began >= 0.5
-    assert held.refresh()
+    assert own_lock.refresh()
 
 
 @pytest.mark.bench
@@ -167,7 +167,7 @@ def test_another_hosts_lock_is_taken_at_once_with_takeover_and_its_holder_sees_i
 @pytest.mark.process
 def test_a_supervisor_in_another_pid_namespace_neither_takes_a_living_lock_nor_waits_when_told_to(path: Path) -> None:
     """The real thing: in there our pid is nobody's, and that must not look like our death."""
-    held = lock.acquire(path, job="j")
+    own_lock = lock.acquire(path, job="j")
     code = (
         "import sys\nfrom pathlib import Path\nfrom supervisor.run.lock import acquire\nfrom supervisor.errors import SuperviseError\n"
         "try: acquire(Path(sys.argv[1]), job='j', takeover=sys.argv[2] == 'takeover', lease_s=30)\n"
@@ -180,7 +180,7 @@ def test_a_supervisor_in_another_pid_namespace_neither_takes_a_living_lock_nor_w
 
     process = elsewhere("watch")
     while process.poll() is None:
-        assert held.refresh()
+        assert own_lock.refresh()
         time.sleep(0.1)
     _, errors = process.communicate()
     if b"unshare:" in errors:
@@ -188,7 +188,7 @@ def test_a_supervisor_in_another_pid_namespace_neither_takes_a_living_lock_nor_w
     assert (process.returncode, errors) == (ExitCode.CONFIG, b"")
     process = elsewhere("takeover")
     assert (process.communicate()[1], process.returncode) == (b"", 0)
-    assert not held.refresh()
+    assert not own_lock.refresh()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "\0" * 100])
@@ -224,10 +224,10 @@ def test_a_file_system_without_hard_links_will_do(path: Path, monkeypatch: pytes
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(lock.os, "link", no_link)
-    held = lock.acquire(path, job="j")
+    own_lock = lock.acquire(path, job="j")
     with pytest.raises(SuperviseError):
         lock.acquire(path, job="j")
-    held.release()
+    own_lock.release()
     assert list(path.parent.iterdir()) == []
 
 
@@ -243,7 +243,7 @@ def contend(path: Path, critical: Path, rounds: int, go: Event) -> None:
     for turn in range(rounds):
         while True:
             try:
-                held = lock.acquire(path, job="j")
+                own_lock = lock.acquire(path, job="j")
                 break
             except SuperviseError:
                 continue
@@ -252,13 +252,13 @@ def contend(path: Path, critical: Path, rounds: int, go: Event) -> None:
         except FileExistsError:
             os._exit(3)  # two owners
         time.sleep(0.001)
-        alone = held.refresh()
+        alone = own_lock.refresh()
         critical.unlink()
         if not alone:
             os._exit(4)
         if turn == rounds - 1:
             os._exit(0)
-        held.release()
+        own_lock.release()
     os._exit(0)
 
 

@@ -76,9 +76,9 @@ def beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("LOCAL_RANK", "0")
     identity = ProcessIdentity("/nowhere", str(tmp_path), "rank")
-    made = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, made, TRAINS)
-    return made
+    heartbeat_writer = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+    assert claim(identity, heartbeat_writer, TRAINS)
+    return heartbeat_writer
 
 
 def sampling(
@@ -89,9 +89,9 @@ def sampling(
     loaded: Callable[[int], tuple[LoadedCheckpoint, ...]] = lambda _attempt: (),
 ) -> RankSampling:
     job: Any = SimpleNamespace(settings=Settings(), scratch=directory, attempt_dir=lambda _attempt: directory)
-    made = RankSampling(job, loop, loop, lambda _path: True, also, trained=trained, loaded=loaded)  # type: ignore[arg-type]
-    made.watch(1, None)
-    return made
+    sampling = RankSampling(job, loop, loop, lambda _path: True, also, trained=trained, loaded=loaded)  # type: ignore[arg-type]
+    sampling.watch(1, None)
+    return sampling
 
 
 def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,21 +103,21 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
         "take",
         lambda ranks, directory, *, beats, begun, **_: taken.append((ranks, directory, list(beats), list(begun))) or nothing_moves,
     )
-    made = sampling(loop, tmp_path)
+    rank_sampling = sampling(loop, tmp_path)
     for step in range(1, 40):
         loop.t += 1.0
         beat.report_step(step)
-        made.sample((rank,))
+        rank_sampling.sample((rank,))
     for _ in range(110):
         loop.t += 1.0
-        made.sample((rank,))
+        rank_sampling.sample((rank,))
     kinds = [type(event) for event in loop.posted]
     assert ProgressObserved in kinds
     assert [kind for kind in kinds if kind is not ProgressObserved] == [HangSuspected, HangConfirmed]
     assert taken[:2] == [((rank,), tmp_path, [0], [1])] * 2
     beat.report_step(40)
     loop.t += 1.0
-    made.sample((rank,))
+    rank_sampling.sample((rank,))
     assert "-- hang: still" in (tmp_path / "hang.txt").read_text(), "it is there when the hang is posted"
     assert HangCleared in {type(event) for event in loop.posted}
 
@@ -125,18 +125,18 @@ def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWr
 def test_the_moments_of_a_start_are_posted_once_when_all_ranks_have_made_a_step(tmp_path: Path, beat: HeartbeatWriter) -> None:
     loop, posted = VirtualLoop(), list[Any]()
     (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
-    made = sampling(loop, tmp_path, trained=lambda attempt, moments: posted.append((attempt, moments)))
-    made.sample((rank,))
+    rank_sampling = sampling(loop, tmp_path, trained=lambda attempt, moments: posted.append((attempt, moments)))
+    rank_sampling.sample((rank,))
     beat.report_step(1)
-    made.sample((rank,))  # the step is there before the file
+    rank_sampling.sample((rank,))  # the step is there before the file
     (tmp_path / "start-0.json").write_text('{"hello": 5, "first_step": 9}')
-    made.sample((rank, replace(rank, rank=1)))
+    rank_sampling.sample((rank, replace(rank, rank=1)))
     assert not posted
     for _ in range(2):
-        made.sample((rank,))
+        rank_sampling.sample((rank,))
     assert posted == [(1, {"hello": 5, "first_step": 9})]
-    made.watch(2, None)
-    made.sample((rank,))
+    rank_sampling.watch(2, None)
+    rank_sampling.sample((rank,))
     assert posted[1:] == [(2, {"hello": 5, "first_step": 9})], "each attempt has its own directory"
 
 
@@ -152,13 +152,13 @@ def test_whose_checkpoint_was_loaded_is_asked_at_each_new_line_and_posted_where_
         return own
 
     loop = VirtualLoop()
-    made = sampling(loop, tmp_path, loaded=loaded)
-    made.sample(())
+    rank_sampling = sampling(loop, tmp_path, loaded=loaded)
+    rank_sampling.sample(())
     for _ in range(3):
         with (tmp_path / "loads-0.jsonl").open("a") as out:
             out.write("a line\n")
         for _again in range(3):
-            made.sample(())
+            rank_sampling.sample(())
     assert asked == [1, 1, 1]
     assert [event for event in loop.posted if isinstance(event, CheckpointsLoaded)] == [CheckpointsLoaded(loop.t, 1, own)]
 
@@ -167,22 +167,22 @@ def test_ranks_that_may_wait_for_another_node_get_more_time(tmp_path: Path, beat
     (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
     loop = VirtualLoop(state=JobState(stage=Stage.RUNNING, attempt=Attempt(1, ranks=(rank,), world_size=2)))
     monkeypatch.setattr(look, "take", lambda *_args, **_kwargs: look.Look(0.0, ()))
-    made = sampling(loop, tmp_path)
+    rank_sampling = sampling(loop, tmp_path)
     for step in range(150):
         loop.t += 1.0
         if step < 40:
             beat.report_step(step)
-        made.sample((rank,))
+        rank_sampling.sample((rank,))
     assert [type(event) for event in loop.posted if not isinstance(event, ProgressObserved)] == [HangSuspected]
 
 
 def test_ranks_that_are_being_stopped_are_not_watched(tmp_path: Path, beat: HeartbeatWriter) -> None:
     loop = VirtualLoop(state=JobState(stage=Stage.STOPPING))
-    made = sampling(loop, tmp_path)
+    rank_sampling = sampling(loop, tmp_path)
     beat.report_step(1)
     for _ in range(700):
         loop.t += 1.0
-        made.sample(())
+        rank_sampling.sample(())
     assert {type(event) for event in loop.posted} == {ProgressObserved}
 
 
@@ -194,28 +194,28 @@ def test_an_observer_that_fails_is_reported_and_the_others_go_on(
 
     monkeypatch.setattr(HangWatch, "sample", broken)
     loop, seen = VirtualLoop(), []
-    made = sampling(loop, tmp_path, lambda beats, _t: seen.append(beats))
+    rank_sampling = sampling(loop, tmp_path, lambda beats, _t: seen.append(beats))
     beat.report_step(1)
-    made.sample(())
+    rank_sampling.sample(())
     assert loop.posted[1:] == ["a part of supervise failed (hangs): ZeroDivisionError: ; the job goes on"]
     assert len(seen) == 1
 
 
 def test_the_last_heartbeats_on_a_disk_are_awaited_for_a_moment_and_no_others(tmp_path: Path, beat: HeartbeatWriter) -> None:
     loop = VirtualLoop()
-    made = sampling(loop, tmp_path)
+    rank_sampling = sampling(loop, tmp_path)
     beat.report_step(1)
-    made.sample(())
-    made.sample((), last=True)
+    rank_sampling.sample(())
+    rank_sampling.sample((), last=True)
     assert [row for row in loop.waits if row[0] == "heartbeats"] == [("heartbeats", False), ("heartbeats", True)]
 
 
 def test_after_the_last_attempt_nothing_is_read(tmp_path: Path, beat: HeartbeatWriter) -> None:
     loop = VirtualLoop()
-    made = sampling(loop, tmp_path)
-    made.forget()
+    rank_sampling = sampling(loop, tmp_path)
+    rank_sampling.forget()
     beat.report_step(1)
-    made.sample((), last=True)
+    rank_sampling.sample((), last=True)
     assert loop.posted == []
 
 

@@ -37,31 +37,31 @@ def _said(read: Callable[[Path], object], path: Path) -> str:
     """Return what a reader answers or raises of a FIFO. It runs in a thread, so that one that waits fails its own test only."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
-    said: list[str] = []
+    texts: list[str] = []
 
     def ask() -> None:
         try:
-            said.append(str(read(path) or ""))
+            texts.append(str(read(path) or ""))
         except SuperviseError as error:
-            said.append(error.message)
+            texts.append(error.message)
         except OSError as error:
-            said.append(str(error))
+            texts.append(str(error))
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(PATIENCE_S)
-    if not said and path.is_fifo():
+    if not texts and path.is_fifo():
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # let it go
-    assert said, "it waits for a writer"
-    return said[0]
+    assert texts, "it waits for a writer"
+    return texts[0]
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_fifo_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
     file, read = READERS[name]
-    said = _said(read, tmp_path / file)
-    assert "it is not a regular file" in said
-    assert str(tmp_path / file) in said
+    text = _said(read, tmp_path / file)
+    assert "it is not a regular file" in text
+    assert str(tmp_path / file) in text
 
 
 def open_descriptors() -> int:

@@ -54,50 +54,50 @@ def test_the_run_ends_with_the_exception_of_a_worker_whose_answer_it_waits_for(l
 
 
 def test_an_exception_of_a_worker_that_nobody_waits_for_is_reported_and_the_run_goes_on(loop: Loop) -> None:
-    told: list[str] = []
-    threads = Threads(loop, told.append)
+    texts: list[str] = []
+    threads = Threads(loop, texts.append)
     threads.start("stacks", recurses, awaited=False)
-    ends(loop, lambda: bool(told))
+    ends(loop, lambda: bool(texts))
     assert loop.run().exit_code == 0
-    assert told[0].startswith("a part of supervise failed (stacks): RecursionError: ")
+    assert texts[0].startswith("a part of supervise failed (stacks): RecursionError: ")
 
 
 def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop: Loop) -> None:
-    told: list[str] = []
-    threads, hangs, began = Threads(loop, told.append), threading.Event(), []
+    texts: list[str] = []
+    threads, hangs, began = Threads(loop, texts.append), threading.Event(), []
     threads.recur("look", recurses, wait_s=10)
     threads.recur("look", lambda: (began.append(1), hangs.wait(60)), wait_s=0.01)
     wait_for(lambda: began, "the thread runs, maybe later than it is waited for")
     threads.recur("look", lambda: began.append(2), wait_s=10)
     assert began == [1]
     hangs.set()
-    ends(loop, lambda: bool(told))
+    ends(loop, lambda: bool(texts))
     loop.run()
-    assert len(told) == 1
+    assert len(texts) == 1
 
 
 def test_what_only_watches_is_reported_once_and_ends_nothing(loop: Loop) -> None:
-    told: list[str] = []
-    threads = Threads(loop, told.append)
+    texts: list[str] = []
+    threads = Threads(loop, texts.append)
     for name in ("hangs", "hangs", "pace"):
         threads.observe(name, recurses)
-    ends(loop, lambda: len(told) > 1)
+    ends(loop, lambda: len(texts) > 1)
     assert loop.run().exit_code == 0
-    assert [text.partition(":")[0] for text in told] == ["a part of supervise failed (hangs)", "a part of supervise failed (pace)"]
+    assert [text.partition(":")[0] for text in texts] == ["a part of supervise failed (hangs)", "a part of supervise failed (pace)"]
 
 
 def test_a_wait_is_reported_once_it_lasts_and_a_short_one_is_not() -> None:
     reported: list[str] = []
-    seen = threading.Event()
+    event = threading.Event()
 
     def report(text: str) -> None:
         reported.append(text)
-        seen.set()
+        event.set()
 
     with reported_wait(report, "short", 60):
         pass
     with reported_wait(report, "long", 0.01):
-        assert seen.wait(PATIENCE_S)
+        assert event.wait(PATIENCE_S)
     assert reported == ["long"]
 
 
@@ -139,9 +139,9 @@ def test_the_thread_that_speaks_with_the_other_nodes_ends_the_run_and_another_on
     ends: bool,  # noqa: FBT001  a column of the table
 ) -> None:
     failed: list[BaseException] = []
-    told: list[str] = []
+    texts: list[str] = []
     loop = SimpleNamespace(fail=failed.append, call_soon=lambda call: call())
-    run = SimpleNamespace(loop=loop, terminal=SimpleNamespace(message=lambda text, _kind: told.append(text)))
+    run = SimpleNamespace(loop=loop, terminal=SimpleNamespace(message=lambda text, _kind: texts.append(text)))
     monkeypatch.setattr(threading, "__excepthook__", lambda _args: None)
     monkeypatch.setattr(threading, "excepthook", lambda args: JobRun._thread_failed(run, args))  # type: ignore[arg-type]  # noqa: SLF001
 
@@ -152,7 +152,7 @@ def test_the_thread_that_speaks_with_the_other_nodes_ends_the_run_and_another_on
     thread.start()
     thread.join()
     assert [str(error) for error in failed] == (["a bug"] if ends else [])
-    assert told == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job goes on"])
+    assert texts == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job goes on"])
 
 
 def test_a_thread_that_cannot_be_had_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,8 +67,8 @@ def test_the_server_pages_as_s3_does(large: ObjectStore) -> None:
 
 def test_a_client_of_s3_reads_every_page() -> None:
     with object_store(mirror_keys("job", 2, 600), {"job/x/y/manifest.json": b"{}"}) as store:
-        found = [stored.key for stored in backend_of(store).list("job/")]
-        assert found == store.keys
+        keys = [stored.key for stored in backend_of(store).list("job/")]
+        assert keys == store.keys
         assert b"".join(backend_of(store).read("job/x/y/manifest.json", 0, 2)) == b"{}"
         assert store.n_lists == 2
 

@@ -164,8 +164,8 @@ class World:
             claim = Claim(cause, row.get("sure", 0.97), transient=row.get("transient", False))
             name, fields = row.get("kind", f"{cause}.story"), tuple(row.get("facts", {}).items())
             free = row.get("free_text", False)
-            said = Evidence("error_file", name, f"{name}: it failed", rank, self.t - 0.1, free_text=free, fields=fields, claim=claim)
-            facts.append(said)
+            evidence = Evidence("error_file", name, f"{name}: it failed", rank, self.t - 0.1, free_text=free, fields=fields, claim=claim)
+            facts.append(evidence)
         if "says" in row:
             raised = Evidence("error_file", "exception", row["says"], rank, self.t - 0.1)
             facts = [fact for fact in facts if fact.claim is None] + [raised, *claims(raised, CATALOGUE)]

@@ -55,32 +55,32 @@ SCENARIOS = {
 
 #: How a field is made of what stands in the file, by its name.
 MADE: dict[str, Callable[[Any], Any]] = {
-    "policy": lambda given: policy_from(
+    "policy": lambda fields: policy_from(
         {
-            **given,
-            "knobs": tuple(Knob(**knob) for knob in given.get("knobs", ())),
-            "evict_on": tuple(given.get("evict_on", ())),
-            "launcher": Launcher(given.get("launcher", "elastic")),
+            **fields,
+            "knobs": tuple(Knob(**knob) for knob in fields.get("knobs", ())),
+            "evict_on": tuple(fields.get("evict_on", ())),
+            "launcher": Launcher(fields.get("launcher", "elastic")),
         }
     ),
     "findings": lambda rows: tuple(Finding(**row) for row in rows),
-    "hang": lambda given: Hang(
-        **{**given, "kind": HangKind(given["kind"]), "ranks": tuple(given["ranks"]), "phase": Phase(given.get("phase", "train"))}
+    "hang": lambda fields: Hang(
+        **{**fields, "kind": HangKind(fields["kind"]), "ranks": tuple(fields["ranks"]), "phase": Phase(fields.get("phase", "train"))}
     ),
     "launcher": Launcher,
     "phase": Phase,
     "ranks": lambda ranks: tuple(RankInfo(rank, rank, 100 + rank, 1) for rank in ranks),
-    "exit": lambda given: RankExit(**{"pid": 100 + given["rank"], "at_ns": 0, **given}),
+    "exit": lambda fields: RankExit(**{"pid": 100 + fields["rank"], "at_ns": 0, **fields}),
     "evidence": lambda facts: tuple(_evidence(fact) for fact in facts),
     "older": lambda rows: tuple(CheckpointRef(**row) for row in rows),
-    "decision": lambda given: JobDecision(_verdict(given), _plan(given), _failure(given), given.get("step"), by=given.get("by", "")),
-    "past": lambda given: PastFailures((_failure(given),), 1),
+    "decision": lambda fields: JobDecision(_verdict(fields), _plan(fields), _failure(fields), fields.get("step"), by=fields.get("by", "")),
+    "past": lambda fields: PastFailures((_failure(fields),), 1),
     "members": tuple,
     "missing": lambda rows: tuple((node, why) for node, why in rows),
     "reports": lambda rows: tuple(_report(row) for row in rows),
-    "chosen": lambda given: CheckpointRef(**{"level": "structure", "step": None, **given}),
-    "newest": lambda given: CheckpointRef(**{"level": "structure", **given}) if isinstance(given, dict) else given,
-    "checkpoint": lambda given: CheckpointRef(**{"level": "structure", **given}),
+    "chosen": lambda fields: CheckpointRef(**{"level": "structure", "step": None, **fields}),
+    "newest": lambda fields: CheckpointRef(**{"level": "structure", **fields}) if isinstance(fields, dict) else fields,
+    "checkpoint": lambda fields: CheckpointRef(**{"level": "structure", **fields}),
     "gpus": lambda rows: tuple(Gpu(**row) for row in rows),
     "values": lambda rows: tuple(rows.items()),
     "overrides": lambda rows: tuple(rows.items()),
@@ -91,11 +91,11 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
     "silent": lambda rows: tuple((path, why) for path, why in rows),
-    "without_tracker": lambda given: WithoutTracker(**given),
+    "without_tracker": lambda fields: WithoutTracker(**fields),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
     "repaired": lambda rows: tuple((path, what) for path, what in rows),
     "loads": lambda rows: tuple(LoadedCheckpoint(**{**row, "owner": CheckpointOwner(row["owner"])}) for row in rows),
-    "batch": lambda given: HeldBatch(**given),
+    "batch": lambda fields: HeldBatch(**fields),
     "unfit": lambda rows: tuple((node, text) for node, text in rows),
 }
 #: What a row leaves out.
@@ -112,8 +112,8 @@ LEFT_OUT: dict[str, dict[str, Any]] = {
 def _evidence(row: dict[str, Any]) -> Evidence:
     """Return a fact from its row; fields and claim are tables there."""
     claim = row.get("claim")
-    made = {"claim": claim and Claim(Cause(claim["cause"]), claim["weight"]), "fields": tuple(map(tuple, row.get("fields", ())))}
-    return Evidence(**{**row, **made})
+    fields = {"claim": claim and Claim(Cause(claim["cause"]), claim["weight"]), "fields": tuple(map(tuple, row.get("fields", ())))}
+    return Evidence(**{**row, **fields})
 
 
 def _verdict(row: dict[str, Any]) -> FailureVerdict:
@@ -141,8 +141,8 @@ def _report(row: dict[str, Any]) -> NodeReport:
     attempt = Attempt(ranks=ranks, evidence=facts, ended=True, stop_wanted=wanted, progress=Progress(row.get("progress")))
     if "resume" in row:  # `peer_starts`: of the other nodes, as NodeBegan has them
         peers = tuple((peer["text"], peer.get("first_step"), peer.get("loaded_step")) for peer in row.get("peer_starts", ()))
-        given = MADE["chosen"](row["resume"])
-        attempt = replace(attempt, resume=given, steps_seen=row["steps_seen"], over_t=row["over_t"], peer_starts=peers)
+        fields = MADE["chosen"](row["resume"])
+        attempt = replace(attempt, resume=fields, steps_seen=row["steps_seen"], over_t=row["over_t"], peer_starts=peers)
     return NodeReport(row["node"], attempt)
 
 

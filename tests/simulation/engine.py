@@ -126,10 +126,10 @@ class Play:
             if do is not None:
                 getattr(self, do.__name__)(action)  # by name: a subclass may answer otherwise
 
-    def later(self, after_s: float, what: Event | Happening | act.SelectCheckpoint) -> None:
+    def later(self, after_s: float, event: Event | Happening | act.SelectCheckpoint) -> None:
         """Let something happen."""
         self.number += 1
-        heapq.heappush(self.queue, (self.t + after_s, self.number, what))
+        heapq.heappush(self.queue, (self.t + after_s, self.number, event))
 
     def chance(self, share: float) -> bool:
         """Draw whether something is out of order in this job's world."""
@@ -254,16 +254,16 @@ class Play:
         if self.chance(0.2):
             return
         if strike is None:
-            found: tuple[Evidence, ...] = (Evidence("launcher", "signal", "9", t=self.t),)
+            evidence: tuple[Evidence, ...] = (Evidence("launcher", "signal", "9", t=self.t),)
         else:
             trial = self.trial
             made = max(strike.at - (trial.base if trial else 0), 0) if strike.at >= 0 else 0
             blind = job.sight == BLIND or strike.phase is Phase.UNKNOWN
             beat = () if blind else faults.heartbeat(strike, strike.at if job.sight == ABSOLUTE else None, made)
-            found = faults.evidence(strike, self.t, beat)
+            evidence = faults.evidence(strike, self.t, beat)
         after = self.rng.uniform(0.01, action.deadline_s * 1.2)
         gpus = self.world.gpus() if any(gpu.quarantined for gpu in self.state.gpus) else ()
-        answer = events.EvidenceCollected(self.t + after, action.attempt, action.incident, found, self.rng.random(), gpus)
+        answer = events.EvidenceCollected(self.t + after, action.attempt, action.incident, evidence, self.rng.random(), gpus)
         self.later(after, answer)
         if self.chance(0.5):
             self.later(after + self.rng.uniform(0.0, 30.0), answer)

@@ -279,7 +279,7 @@ def death(strike: Strike, at_ns: int) -> RankExit | None:
     return RankExit(strike.rank, 100 + strike.rank, at_ns, code=kind.code)
 
 
-def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+def evidence(strike: Strike, t: float, evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """Return what the observers give of a strike at `t`; `seen` is the culprit's last heartbeat, as far as there is one."""
     kind = strike.shows
     if strike.cause is Cause.NONE:
@@ -289,7 +289,7 @@ def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evid
     by = (("by", "program"),) if strike.cause is Cause.USER_CODE else ()
     exit_fact = Evidence("exit", "signal" if kind.signal is not None else "exit_code", str(end), rank, t, fields=by)
     if kind.source == "exit":
-        return (exit_fact, *seen)
+        return (exit_fact, *evidence)
     claim = None
     source, free = kind.source, False
     if kind.weight:
@@ -298,8 +298,8 @@ def evidence(strike: Strike, t: float, seen: tuple[Evidence, ...]) -> tuple[Evid
     message = Evidence(source, kind.name, kind.text, rank, t - 0.05, free, strike.facts, claim=claim)
     if strike.cause is Cause.USER_CODE:
         trace = f'File "train.py", line {20 + strike.kind}, in main'
-        return (exit_fact, message, Evidence("error_file", "traceback", trace, rank, t - 0.05), *seen)
-    return (exit_fact, message, *seen, *strike.beside)
+        return (exit_fact, message, Evidence("error_file", "traceback", trace, rank, t - 0.05), *evidence)
+    return (exit_fact, message, *evidence, *strike.beside)
 
 
 def heartbeat(strike: Strike, step: int | None, steps: int) -> tuple[Evidence, ...]:

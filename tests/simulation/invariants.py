@@ -210,7 +210,7 @@ class Watch:
     def on_checked(self, event: events.HealthChecked, before: JobState) -> None:
         """Note which GPUs may not be used."""
         if before.stage in {Stage.SELECTING, Stage.CHECKING}:
-            self.blocked = frozenset(one.gpu for one in event.findings if one.blocks and one.gpu)
+            self.blocked = frozenset(finding.gpu for finding in event.findings if finding.blocks and finding.gpu)
 
     def on_stop(self, event: events.StopRequested, before: JobState) -> None:
         """Note who wants the end."""

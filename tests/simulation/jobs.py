@@ -125,7 +125,7 @@ class Draft:
     def knobs(self, *, switches: bool = False, window: bool = False, batch: bool | None = None, workers: bool | None = None) -> None:
         """Declare knobs, or let a program be recognised."""
         rng, job = self.rng, self.job
-        found: list[Knob] = []
+        knobs: list[Knob] = []
         if batch if batch is not None else self.odds(0.6):
             by = rng.choice(("declared", "declared", "hf_trainer"))
             counts = rng.choice((("gpu", "rank"), ("gpu", "rank"), ("gpu", "world"), ("gpu", "derived"), ("global", "rank")))
@@ -133,21 +133,21 @@ class Draft:
             size = job["micro"] * (job["accum"] * world if counts[0] == "global" else 1)
             accum = "" if counts[1] == "derived" else str(job["accum"] * (world if counts[1] == "world" else 1))
             seen = by == "declared"
-            found += [
+            knobs += [
                 Knob("batch_size", str(size), "--batch-size", by, seen, counts[0]),
                 Knob("grad_accum", accum, "--grad-accum", by, seen, counts[1]),
             ]
             if not seen:
                 job["program"] = by
         if workers if workers is not None else self.odds(0.5):
-            found.append(Knob("num_workers", str(job["workers"]), "--workers"))
+            knobs.append(Knob("num_workers", str(job["workers"]), "--workers"))
         if switches:
             both = ("activation_checkpointing", "cpu_offload")
             names = rng.choice((both[:1], both, (*both, "mixed_precision"), ("mixed_precision",)))
-            found += [Knob(name, "", f"--{name}") for name in names]
+            knobs += [Knob(name, "", f"--{name}") for name in names]
         if window:
-            found.append(Knob("skip_window", "", "--skip"))
-        self.policy["knobs"] = tuple(found)
+            knobs.append(Knob("skip_window", "", "--skip"))
+        self.policy["knobs"] = tuple(knobs)
 
     def several(self) -> None:
         """Let there be two ranks at least."""
@@ -166,25 +166,25 @@ class Draft:
     def happenings(self) -> tuple[Happening, ...]:
         """Draw what comes from outside."""
         rng = self.rng
-        found: list[Happening] = []
+        happenings: list[Happening] = []
         if self.odds(0.3):
             whats = ["crash", "crash", "crash", "crash", "agent", "guardian", "nodes", "journal", "stacks", "vanish", "tear"]
             whats += ["peer_restart", "peer_stop", "peer_silent"] if self.elsewhere else []
-            found = [
+            happenings = [
                 Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), rng.choice(whats), rng.randrange(8))
                 for _ in range(rng.randrange(1, 4))
             ]
         if self.odds(0.35):
             how = rng.choice(("reset", "reset", "reset", "reset", "errors", "errors", "host"))
-            found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
+            happenings.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"sicken {how}", rng.randrange(8)))
         if self.odds(0.15):
-            found.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"hang {rng.choice(HANGS)}", rng.choice((90, 2000))))
+            happenings.append(Happening(rng.randrange(1, 4), rng.uniform(0.0, 900.0), f"hang {rng.choice(HANGS)}", rng.choice((90, 2000))))
         if self.odds(0.2):
             signum = rng.choice((1, 2, 10, 12, 15, 15))
             after_s = rng.uniform(0.0, rng.choice((1500.0, 5.0)))  # one in two as it starts, before its ranks are there
             at = Happening(rng.randrange(1, 4), after_s, f"signal {signum}", rng.choice((-1.0, 0.5, 10.0, 30.0, 120.0)))
-            found += [at] + [replace(at, after_s=at.after_s + rng.uniform(0.01, 20.0)) for _ in range(rng.choice((0, 0, 1, 2)))]
-        return tuple(found)
+            happenings += [at] + [replace(at, after_s=at.after_s + rng.uniform(0.01, 20.0)) for _ in range(rng.choice((0, 0, 1, 2)))]
+        return tuple(happenings)
 
     def made(self, theme: str, ailments: tuple[Ailment, ...]) -> Job:
         """Return the job."""

@@ -119,7 +119,7 @@ class Late:
         if now_s >= self.needs_s:
             return None
         late = trial.ranks - 1
-        looked = self.cause is Cause.HANG_NO_ERROR or any(one.what.startswith("hang") for one in world.job.happenings)
+        looked = self.cause is Cause.HANG_NO_ERROR or any(happening.what.startswith("hang") for happening in world.job.happenings)
         facts: tuple[tuple[str, str], ...] = (("timeout", str(now_s)),)
         facts = (*facts, *hang(HangKind.LATE, self.phase, late, now_s)) if looked else facts
         beside = (Evidence("heartbeat", "phase", self.phase.value, late),)

@@ -149,7 +149,7 @@ def evidence_never_overdue(patch: pytest.MonkeyPatch) -> None:
 
 def health_ends_a_healthy_attempt(patch: pytest.MonkeyPatch) -> None:
     def bug(real: Any, state: JobState, event: Any) -> Step:  # noqa: ANN401
-        everything = tuple(one.check for one in event.findings)
+        everything = tuple(finding.check for finding in event.findings)
         return real(replace(state, run=replace(state.run, policy=replace(state.run.policy, evict_on=everything))), event)  # type: ignore[no-any-return]
 
     around(patch, events.HealthChanged, bug)

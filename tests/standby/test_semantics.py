@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import venv
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -132,8 +133,66 @@ def _shadow_by_a_package(place: Path) -> None:
     (place / "lib_original" / "__init__.py").write_text("VALUE = 'of the user'\n")
 
 
-def _site(place: Path) -> None:
-    (place / "sitecustomize.py").write_text("import os\nos.environ['PROBE_SETTING'] = 'of sitecustomize'\n")
+APPORT = "# Debian\ntry:\n    import apport_python_hook\nexcept ImportError:\n    pass\nelse:\n    apport_python_hook.install()\n"
+#: Modules that Python runs before the script, and that have no effect.
+INERT = {
+    "empty": "",
+    "a comment": "# Empty sitecustomize.py to avoid a dangling symlink\n",
+    "a docstring, constants and pass": '"""Nothing yet."""\n...\npass\npass\n17\n',
+    "Debian's and Ubuntu's": APPORT,
+}
+ACTING = {
+    "a variable": "import os\nos.environ['PROBE_SETTING'] = 'of sitecustomize'\n",
+    "a constant with a name": "import sys\nVALUE = 1\n",
+    "another handler of crashes": APPORT.replace("apport_python_hook", "crash_hook"),
+    "more after apport's": APPORT + "import os\nos.environ['PROBE_SETTING'] = 'of sitecustomize'\n",
+    "a syntax error": "def\n",
+}
+
+
+def _site(place: Path, text: str = ACTING["a variable"]) -> None:
+    (place / "sitecustomize.py").write_text(text)
+
+
+def _install_apport(place: Path) -> None:
+    (place / "apport_python_hook.py").write_text("import os\n\n\ndef install():\n    os.environ['PROBE_SETTING'] = 'of apport'\n")
+
+
+def _customized(place: Path, interpreter: str, text: str) -> Case:
+    case = _script(place, "import os\nimport lib_original\nprint(os.environ.get('PROBE_SETTING'))\n", interpreter)
+    _site(place, text)
+    return replace(case, env={"PYTHONPATH": str(place)})
+
+
+@pytest.mark.parametrize("name", INERT)
+def test_a_sitecustomize_without_an_effect_leaves_restarts_warm(name: str, job: Job, interpreter: str, tmp_path: Path) -> None:
+    assert_equal(job, _customized(tmp_path / "script", interpreter, INERT[name]))
+
+
+@pytest.mark.slow
+def test_a_sitecustomize_without_an_effect_in_a_virtual_environment_leaves_restarts_warm(job: Job, tmp_path: Path) -> None:
+    venv.create(tmp_path / "venv", symlinks=True)
+    (next(tmp_path.glob("venv/lib/python*/site-packages")) / "sitecustomize.py").write_text(APPORT)
+    assert_equal(job, _script(tmp_path / "script", "import decimal\n", str(tmp_path / "venv/bin/python")))
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "a variable" else (pytest.mark.slow,)) for name in ACTING])
+def test_a_sitecustomize_with_an_effect_makes_restarts_cold_and_is_named(name: str, job: Job, interpreter: str, tmp_path: Path) -> None:
+    case = _customized(tmp_path / "script", interpreter, ACTING[name])
+    job.recorded(case)
+    warm = job.warm(case)
+    assert not differences([job.cold(case), job.cold(case)], warm)
+    assert re.search(r"sitecustomize(\.py)? runs before the script$", warm.cold)
+
+
+@pytest.mark.slow
+def test_apport_that_is_installed_is_an_effect(job: Job, interpreter: str, tmp_path: Path) -> None:
+    case = _customized(tmp_path / "script", interpreter, APPORT)
+    _install_apport(case.cwd)
+    job.recorded(case)
+    warm = job.warm(case)
+    assert not differences([job.cold(case), job.cold(case)], warm)
+    assert warm.cold == "refused: your own sitecustomize runs before the script"
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] = {
@@ -142,7 +201,10 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] =
     "a module of the user comes to hide a library": (lambda _: None, _shadow, "lib_original"),
     "a package of the user comes to hide a library": (lambda _: None, _shadow_by_a_package, "lib_original"),
     "the user has a sitecustomize": (_site, lambda _: None, "sitecustomize"),
-    "the user gets a sitecustomize": (lambda _: None, _site, ""),
+    "the user gets a sitecustomize": (lambda _: None, _site, "sitecustomize.py runs before the script"),
+    "a sitecustomize comes to have an effect": (lambda place: _site(place, ""), _site, "sitecustomize.py was changed"),
+    "a sitecustomize without an effect comes": (lambda _: None, lambda place: _site(place, APPORT), ""),
+    "apport comes": (lambda place: _site(place, APPORT), _install_apport, "sitecustomize.py runs before the script"),
 }
 
 

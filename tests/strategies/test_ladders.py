@@ -43,7 +43,7 @@ RESTART = (PlanKind.RESTART, 0)
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"),
+    ("situation", "wanted"),
     [
         (situation(), RESTART),
         (situation(Cause.USER_CODE), RESTART),
@@ -92,8 +92,8 @@ RESTART = (PlanKind.RESTART, 0)
         (situation(Cause.INTERRUPTED, policy=Policy(max_restarts=0), failures=(failure(Cause.INTERRUPTED),) * 9), stop(130)),
     ],
 )
-def test_the_plan_for_a_failure(given: Situation, wanted: tuple[PlanKind, int]) -> None:
-    plan = propose(given)
+def test_the_plan_for_a_failure(situation: Situation, wanted: tuple[PlanKind, int]) -> None:
+    plan = propose(situation)
     assert (plan.kind, plan.exit_code) == wanted
 
 

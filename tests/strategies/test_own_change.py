@@ -58,7 +58,7 @@ def test_fewer_ranks_on_a_node_whose_gpu_is_out_of_use_leave_the_node() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "situation",
     [
         of(FEWER, Cause.CHECKPOINT_CORRUPT, transient=True),
         of(FEWER, Cause.GLOO_ERROR),
@@ -75,24 +75,24 @@ def test_fewer_ranks_on_a_node_whose_gpu_is_out_of_use_leave_the_node() -> None:
     ],
     ids=["it may pass", "the network", "a read", "before it too", "the user's own", "no agent", "not of the batch", "its own cause"],
 )
-def test_a_change_is_not_suspected_for_what_does_not_follow_from_it(given: Situation) -> None:
-    assert propose(given).strategy != "own_change"
+def test_a_change_is_not_suspected_for_what_does_not_follow_from_it(situation: Situation) -> None:
+    assert propose(situation).strategy != "own_change"
 
 
 def test_the_same_failure_after_the_change_was_taken_back_is_the_programs() -> None:
-    given = of(OwnChange(TWO, replace(TWO, attempt=2), trained=True, changes=BATCH))
-    plan = propose(given)
+    situation = of(OwnChange(TWO, replace(TWO, attempt=2), trained=True, changes=BATCH))
+    plan = propose(situation)
     assert plan.changes == BATCH
     assert plan.next_ladder_step == "if the same error comes again, supervise stops (exit code 42)"
-    back: Failure = given.failure(plan)
+    back: Failure = situation.failure(plan)
     assert (back.changed, back.charged) == (True, False)
 
 
 def said(change: OwnChange, **changes: object) -> Situation:
     """A loader said that another number of ranks saved, long after the change, and not before the first step."""
-    told = Evidence("error_file", "checkpoint_mismatch.world_size", "used a DP world size of 8", 0)
+    evidence = Evidence("error_file", "checkpoint_mismatch.world_size", "used a DP world size of 8", 0)
     given = situation(Cause.CHECKPOINT_MISMATCH, attempts=5, step=41, resized=change, **{"policy": ELASTIC, **changes})
-    return replace(given, verdict=replace(given.verdict, because=(told,)))
+    return replace(given, verdict=replace(given.verdict, because=(evidence,)))
 
 
 GPUS = tuple(Gpu(i, f"GPU-{i}") for i in range(16))

@@ -17,7 +17,7 @@ def facts(**gib: float) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("given", "shortage"),
     [
         (facts(asked=60, allocated=4, free=19, capacity=24, reserved_unallocated=0), Shortage(4 * GIB, 60 * GIB, 23 * GIB)),
         (facts(asked=10, allocated=10, free=1, capacity=16, reserved=12), Shortage(10 * GIB, 10 * GIB, 13 * GIB)),  # torch 1.4 to 2.0
@@ -30,9 +30,9 @@ def facts(**gib: float) -> tuple[tuple[str, str], ...]:
         ((), None),
     ],
 )
-def test_held_asked_and_room_are_read(given: tuple[tuple[str, str], ...], found: Shortage | None) -> None:
+def test_held_asked_and_room_are_read(given: tuple[tuple[str, str], ...], shortage: Shortage | None) -> None:
     oom = situation(Cause.CUDA_OOM)
-    assert of_message(replace(oom, verdict=replace(oom.verdict, facts=given))) == found
+    assert of_message(replace(oom, verdict=replace(oom.verdict, facts=given))) == shortage
 
 
 @pytest.mark.parametrize(("micro", "most"), [(32, 10), (4, 1), (2, 1), (1, 1)])

@@ -43,8 +43,8 @@ class Browser:
 
     def __init__(self, scratch: Path) -> None:
         """Start it; `scratch` is the directory of its profile."""
-        found = program()
-        assert found is not None, "ask `program` first"
+        text = program()
+        assert text is not None, "ask `program` first"
         self.events: list[dict[str, Any]] = []
         self._answers: dict[int, dict[str, Any]] = {}
         self._number, self._rest = 0, b""
@@ -60,7 +60,7 @@ class Browser:
         ]
         # a shell puts the two pipes where Chromium looks for them: first out of the way of 3 and 4
         reads, writes = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in (theirs, back))
-        words = ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", found, *options, "about:blank"]
+        words = ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", text, *options, "about:blank"]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  until it ends
         self._process = subprocess.Popen(words, pass_fds=(reads, writes), stdout=self._log, stderr=self._log, start_new_session=True)  # noqa: S603
         for one in (theirs, back, reads, writes):
@@ -135,7 +135,7 @@ class Browser:
         """Return the parameters of all events of one kind so far."""
         while self._receive(0):
             pass
-        return [one["params"] for one in self.events if one["method"] == method]
+        return [event["params"] for event in self.events if event["method"] == method]
 
     # --- the page
 

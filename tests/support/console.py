@@ -41,13 +41,13 @@ def typed_on(page: str) -> list[Typed]:
 
 def rows(text: str) -> list[str]:
     """Return the rows of a page: a line, with those that its layout folded under it."""
-    found: list[str] = []
+    texts: list[str] = []
     for line in text.splitlines():
-        if line.startswith(" " * 8) and found:
-            found[-1] += line.strip()
+        if line.startswith(" " * 8) and texts:
+            texts[-1] += line.strip()
         elif line.strip():
-            found.append(line)
-    return [masked(row) for row in found]
+            texts.append(line)
+    return [masked(row) for row in texts]
 
 
 def masked(row: str) -> str:
@@ -63,10 +63,10 @@ def masked(row: str) -> str:
     return re.sub(r"\s", "", row)  # a folded path has none
 
 
-def assert_shown(shown: str, printed: str) -> None:
+def assert_shown(text: str, printed: str) -> None:
     """Fail where the page shows a row that was not printed. A printed row may go on where the page ends."""
     there = rows(printed)
-    missing = [row for row in rows(shown) if not any(one.startswith(row) for one in there)]
+    missing = [row for row in rows(text) if not any(one.startswith(row) for one in there)]
     assert missing == [], f"{missing} not in what was printed:\n{printed}"
 
 

@@ -64,13 +64,13 @@ class DigestServer:
 @contextlib.contextmanager
 def digest_server() -> Iterator[DigestServer]:
     """Serve a bucket of any name."""
-    held = DigestServer()
+    digest_server = DigestServer()
 
     class Handler(_Handler):
-        server_state = held
+        server_state = digest_server
 
-    with served(Handler) as held.port:
-        yield held
+    with served(Handler) as digest_server.port:
+        yield digest_server
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -78,36 +78,36 @@ class _Handler(BaseHTTPRequestHandler):
     server_state: DigestServer
 
     def do_PUT(self) -> None:
-        key, asked = self._asked()
+        key, query = self._asked()
         received = self._receive()
         if received is None:
             self._refuse(400, "BadDigest")
-        elif "uploadId" not in asked:
+        elif "uploadId" not in query:
             self.server_state.objects[key] = received
             self._answer(b"", received)
-        elif asked["uploadId"] in self.server_state.uploads:
-            self.server_state.uploads[asked["uploadId"]][1][int(asked["partNumber"])] = received
+        elif query["uploadId"] in self.server_state.uploads:
+            self.server_state.uploads[query["uploadId"]][1][int(query["partNumber"])] = received
             self._answer(b"", received)
         else:
             self._refuse(404, "NoSuchUpload")
 
     def do_POST(self) -> None:
-        key, asked = self._asked()
+        key, query = self._asked()
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        held = self.server_state
-        if "uploads" in asked:
-            with held.lock:
-                upload_id = f"upload-{len(held.uploads)}-{len(held.objects)}"
-                held.uploads[upload_id] = (key, {})
+        server_state = self.server_state
+        if "uploads" in query:
+            with server_state.lock:
+                upload_id = f"upload-{len(server_state.uploads)}-{len(server_state.objects)}"
+                server_state.uploads[upload_id] = (key, {})
             self._answer(f"<InitiateMultipartUploadResult><UploadId>{upload_id}</UploadId></InitiateMultipartUploadResult>".encode())
             return
-        _, parts = held.uploads.pop(asked["uploadId"], ("", {}))
+        _, parts = server_state.uploads.pop(query["uploadId"], ("", {}))
         if not parts:
             self._refuse(404, "NoSuchUpload")
             return
         ordered = [parts[number] for number in sorted(parts)]
         crc = digest.combine([part.crc64nvme for part in ordered], sum(part.n_bytes for part in ordered), ordered[0].n_bytes)
-        held.objects[key] = Digest(sum(part.n_bytes for part in ordered), crc)
+        server_state.objects[key] = Digest(sum(part.n_bytes for part in ordered), crc)
         self._answer(b"<CompleteMultipartUploadResult></CompleteMultipartUploadResult>")
 
     def do_HEAD(self) -> None:
@@ -119,44 +119,44 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(b"", stored, length=stored.n_bytes)
 
     def do_GET(self) -> None:
-        key, asked = self._asked()
-        held, prefix = self.server_state, asked.get("prefix", "")
-        if "list-type" in asked:
+        key, query = self._asked()
+        state, prefix = self.server_state, query.get("prefix", "")
+        if "list-type" in query:
             rows = "".join(
                 f"<Contents><Key>{escape(name)}</Key><LastModified>{_DAY}</LastModified><ETag>{stored.tag}</ETag>"
                 f"<Size>{stored.n_bytes}</Size></Contents>"
-                for name, stored in sorted(held.objects.items())
+                for name, stored in sorted(state.objects.items())
                 if name.startswith(prefix)
             )
             self._answer(f"<ListBucketResult><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>".encode())
-        elif "uploads" in asked:
+        elif "uploads" in query:
             rows = "".join(
                 f"<Upload><Key>{escape(name)}</Key><UploadId>{upload_id}</UploadId><Initiated>{_DAY}</Initiated></Upload>"
-                for upload_id, (name, _) in held.uploads.items()
+                for upload_id, (name, _) in state.uploads.items()
                 if name.startswith(prefix)
             )
             self._answer(f"<ListMultipartUploadsResult><IsTruncated>false</IsTruncated>{rows}</ListMultipartUploadsResult>".encode())
-        elif "uploadId" in asked:
-            self._list_parts(asked)
-        elif key in held.objects:
-            self._answer(held.objects[key].content, held.objects[key])
+        elif "uploadId" in query:
+            self._list_parts(query)
+        elif key in state.objects:
+            self._answer(state.objects[key].content, state.objects[key])
         else:
             self._refuse(404, "NoSuchKey")
 
     def do_DELETE(self) -> None:
-        key, asked = self._asked()
-        if "uploadId" in asked:
-            self.server_state.uploads.pop(asked["uploadId"], None)
+        key, query = self._asked()
+        if "uploadId" in query:
+            self.server_state.uploads.pop(query["uploadId"], None)
         else:
             self.server_state.objects.pop(key, None)
         self._answer(b"")
 
-    def _list_parts(self, asked: dict[str, str]) -> None:
-        if asked["uploadId"] not in self.server_state.uploads:
+    def _list_parts(self, query: dict[str, str]) -> None:
+        if query["uploadId"] not in self.server_state.uploads:
             self._refuse(404, "NoSuchUpload")
             return
-        parts = self.server_state.uploads[asked["uploadId"]][1]
-        numbers = [number for number in sorted(parts) if number > int(asked.get("part-number-marker", 0))]
+        parts = self.server_state.uploads[query["uploadId"]][1]
+        numbers = [number for number in sorted(parts) if number > int(query.get("part-number-marker", 0))]
         rows = "".join(
             f"<Part><PartNumber>{number}</PartNumber><LastModified>{_DAY}</LastModified><ETag>{parts[number].tag}</ETag>"
             f"<Size>{parts[number].n_bytes}</Size><ChecksumCRC64NVME>{digest.to_base64(parts[number].crc64nvme)}</ChecksumCRC64NVME></Part>"
@@ -184,8 +184,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _asked(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
-        asked = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
-        return re.sub(r"^/[^/]+/?", "", unquote(parts.path)), asked
+        query = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        return re.sub(r"^/[^/]+/?", "", unquote(parts.path)), query
 
     def _refuse(self, status: int, code: str) -> None:
         self._answer(f"<Error><Code>{code}</Code></Error>".encode() if code else b"", status=status)

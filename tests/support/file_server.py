@@ -139,7 +139,7 @@ class FileServer:
     @staticmethod
     def _attributes(number: int, found: os.stat_result) -> bytes:
         times = (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)
-        whole, rest = [one // 10**9 for one in times], [one % 10**9 for one in times]
+        whole, rest = [time // 10**9 for time in times], [time % 10**9 for time in times]
         return struct.pack(
             "<6Q10I", number, found.st_size, found.st_blocks, *whole, *rest,
             found.st_mode, found.st_nlink, found.st_uid, found.st_gid, found.st_rdev, 4096, 0,

@@ -10,8 +10,8 @@ from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import Evidence, Gpu, Phase, RankExit
 from supervisor.journal.records import Header, Record, RunBegan, RunEnded, encode, event_taken, frame, scan
-from tests.cli.jobs.conftest import Written
 from tests.cli.jobs.stories import STORIES, Story
+from tests.support.recorded_job import RecordedJob
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,16 +23,16 @@ HOSTILE = "</summary></main><script>document.title='owned'</script><img src=http
 SECRET = "hunter2hunter2"  # noqa: S105
 
 
-def job_at(root: Path, job: str, begin_t: float, *, node: str = "") -> Written:
+def job_at(root: Path, job: str, begin_t: float, *, node: str = "") -> RecordedJob:
     """Return a job whose journal begins at a time (Unix seconds)."""
 
-    class Begun(Written):
+    class Begun(RecordedJob):
         T0 = begin_t
 
     return Begun(root, job, node)
 
 
-def trains(written: Written, begin_s: float, steps: range, *, step_s: float = 1.0, loss: float | None = None) -> float:
+def trains(written: RecordedJob, begin_s: float, steps: range, *, step_s: float = 1.0, loss: float | None = None) -> float:
     """Report steps, one in ten, with a loss that falls; a save of 12 s after each 200. Returns when it ends, seconds from T0."""
     t = begin_s
     for step in steps:
@@ -48,7 +48,7 @@ def trains(written: Written, begin_s: float, steps: range, *, step_s: float = 1.
     return t
 
 
-def recovered(root: Path, job: str, now: float, *, pid: int = 1, start_ticks: int = 1) -> Written:
+def recovered(root: Path, job: str, now: float, *, pid: int = 1, start_ticks: int = 1) -> RecordedJob:
     """Write a job that trained for nearly two hours, failed four times, and trains, or was left by its supervisor (the default pid)."""
     written = job_at(root, job, now - 6500)
     written.begin(pid=pid, start_ticks=start_ticks)
@@ -69,7 +69,7 @@ def many_jobs(root: Path, now: float, *, pid: int = 1, start_ticks: int = 1) -> 
     for name, story in STORIES.items():
         written = job_at(root, f"bert-{name}", now - 86_400)
 
-        def told(written: Written = written, **policy: Any) -> Story:  # noqa: ANN401  as Story takes it
+        def told(written: RecordedJob = written, **policy: Any) -> Story:  # noqa: ANN401  as Story takes it
             return Story(written, **policy)
 
         story(told)
@@ -95,7 +95,7 @@ def many_jobs(root: Path, now: float, *, pid: int = 1, start_ticks: int = 1) -> 
     newer.parent.mkdir(parents=True)
     newer.write_bytes(frame(b'{"seq":1,"t":1.0,"wall":"","kind":"header","body":{"job":"j","node":"n","version":"99.0"}}'))
     for journal in root.glob("*/nodes/*/journal.jsonl"):
-        last_t = now if journal == newer else [one.t for one in scan(journal) if isinstance(one, Record)][-1]
+        last_t = now if journal == newer else [record.t for record in scan(journal) if isinstance(record, Record)][-1]
         os.utime(journal, (last_t, last_t))
     return sorted(path.name for path in root.iterdir())
 
@@ -112,7 +112,7 @@ def many_attempts(path: Path, begin_t: float, attempts: int = 5000, *, ends: boo
         t0 = begin_t + 10.0 * n
         for event, stage, *actions in (
             (events.CheckpointSelected(t0, n, None, 0), "starting", act.BeginAttempt(n, "failure", None)),
-            (events.AttemptStarted(t0 + 1, n, Written.RANKS, 2), "running"),
+            (events.AttemptStarted(t0 + 1, n, RecordedJob.RANKS, 2), "running"),
             (events.ProgressObserved(t0 + 3, n, n, 1, Phase.TRAIN), "running"),
             (events.RankExited(t0 + 5, n, RankExit(0, 100, 7, signal=9)), "teardown", act.OpenIncident(n, n, 0, "rank 0 was killed")),
             (events.AttemptEnded(t0 + 6, n, "failed"), "teardown"),

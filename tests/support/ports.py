@@ -36,7 +36,7 @@ def free_ports(count: int) -> int:
     """Return the first of so many ports in a row that nothing is bound to, on any address."""
     while True:
         first = free_port()
-        with contextlib.ExitStack() as held, contextlib.suppress(OSError, OverflowError):
+        with contextlib.ExitStack() as exit_stack, contextlib.suppress(OSError, OverflowError):
             for port in range(first, first + count):
-                held.enter_context(socket.socket()).bind(("", port))
+                exit_stack.enter_context(socket.socket()).bind(("", port))
             return first

@@ -26,8 +26,18 @@ def patience_s(deadline_s: float) -> float:
     return deadline_s if Figures.asserted else max(deadline_s, PATIENCE_S)
 
 
-def wait_for(look: Callable[[], Found], what: str, deadline_s: float = PATIENCE_S, *, alive: Callable[[], bool] = lambda: True) -> Found:
-    """Return the first answer of `look` that is true; fail the test when the time is up, or when `alive` turned false before."""
+def wait_for(
+    look: Callable[[], Found],
+    what: str = "a condition",
+    deadline_s: float = PATIENCE_S,
+    *,
+    alive: Callable[[], bool] = lambda: True,
+    state: Callable[[], object] = str,
+) -> Found:
+    """Return the first answer of `look` that is true.
+
+    Fail the test when the time is up, or when `alive` turned false before, and show `state`.
+    """
     deadline_s = patience_s(deadline_s)
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
@@ -37,9 +47,9 @@ def wait_for(look: Callable[[], Found], what: str, deadline_s: float = PATIENCE_
         if found:
             return found
         if not was_alive:
-            pytest.fail(f"supervise ended before {what}")
+            pytest.fail(f"supervise ended before {what} {state()}")
         time.sleep(max(0.01, 3 * (time.thread_time() - began)))  # a look that is dear takes no more than a quarter of a CPU from the job
-    return pytest.fail(f"not within {deadline_s} s: {what}")
+    return pytest.fail(f"not within {deadline_s} s: {what} {state()}")
 
 
 def is_running(pid: int) -> bool:

@@ -73,17 +73,6 @@ class Machine:
         return self.run("runuser", "-u", "trainer", "--", "env", "-C", "/", *command)
 
 
-@pytest.fixture
-def wait_for() -> Callable[..., None]:
-    def wait(condition: Callable[[], object], deadline_s: float = 60.0, what: Callable[[], object] = str) -> None:
-        until = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < until, f"the condition did not come true in time: {what()}"
-            time.sleep(0.1)
-
-    return wait
-
-
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
     """Boot, hand out, kill."""

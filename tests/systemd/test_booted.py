@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.waiting import wait_for
 
+if TYPE_CHECKING:
     from conftest import Machine
 
 pytestmark = [pytest.mark.systemd, pytest.mark.slow, pytest.mark.process]
@@ -42,17 +42,17 @@ def ended(machine: Machine, unit: str) -> bool:
     return machine.show(unit)["ActiveState"] in {"failed", "inactive"}
 
 
-def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]) -> None:
+def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sleep", "1000"], bin_dir, drop_in=HERE_IN)
     started = machine.run("systemctl", "start", unit)
     assert started.returncode == 0, machine.journal(unit)
     wait_for(lambda: machine.show(unit)["StatusText"])
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["SubState"], shown["Type"]) == ("active", "running", "notify")
-    processes = machine.run("ps", "-o", "uid=,args=", "--ppid", shown["MainPID"], "--pid", shown["MainPID"]).stdout
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["SubState"], properties["Type"]) == ("active", "running", "notify")
+    processes = machine.run("ps", "-o", "uid=,args=", "--ppid", properties["MainPID"], "--pid", properties["MainPID"]).stdout
     assert {line.split()[0] for line in processes.splitlines()} == {"4242"}, processes
     assert machine.run("stat", "-c", "%a %u", f"/var/lib/supervise/{name}").stdout == "700 4242\n"
-    everything = f"/sys/fs/cgroup{shown['ControlGroup']}"
+    everything = f"/sys/fs/cgroup{properties['ControlGroup']}"
     listing = f"find {everything} -name cgroup.procs -exec cat {{}} + | xargs -n1 ps -o args= -p"
     wait_for(lambda: "sleep" in machine.run("sh", "-c", listing).stdout)
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
@@ -63,7 +63,7 @@ def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: s
     assert machine.run("test", "-d", everything).returncode == 1, "processes are left"
 
 
-def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "trap 'exit 0' TERM; echo trapped; sleep 1000 & wait"], STAND_IN, drop_in=HERE_IN)
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     wait_for(lambda: "trapped" in machine.journal(unit))
@@ -73,64 +73,60 @@ def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: s
 
 
 @pytest.mark.parametrize("code", [64, 65, 69, 78])
-def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str, code: int, wait_for: Callable[..., None]) -> None:
+def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str, code: int) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: ended(machine, unit))
     machine.run("sleep", "2")  # RestartSec=1 would have passed: there is no event for "was not restarted"
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", str(code), "0")
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["ExecMainStatus"], properties["NRestarts"]) == ("failed", str(code), "0")
 
 
 @pytest.mark.parametrize("code", [1, 3, 70, 75, 124])
-def test_what_a_restart_may_help_is_restarted(machine: Machine, name: str, code: int, wait_for: Callable[..., None]) -> None:
+def test_what_a_restart_may_help_is_restarted(machine: Machine, name: str, code: int) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: int(machine.show(unit)["NRestarts"]) >= 1)
     assert machine.run("systemctl", "stop", unit).returncode == 0
 
 
-def test_five_starts_in_an_hour_and_no_more(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+def test_five_starts_in_an_hour_and_no_more(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["false"], STAND_IN, drop_in=f"{HERE_IN}\nRestartSec=100ms")
     machine.run("systemctl", "start", unit)
     wait_for(
-        lambda: machine.show(unit)["ActiveState"] == "failed" and machine.show(unit)["NRestarts"] == "5", what=lambda: machine.show(unit)
+        lambda: machine.show(unit)["ActiveState"] == "failed" and machine.show(unit)["NRestarts"] == "5", state=lambda: machine.show(unit)
     )
     assert "Start request repeated too quickly" in machine.journal(unit)
 
 
-def test_a_supervisor_that_hangs_is_ended_and_started_again(
-    machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]
-) -> None:
+def test_a_supervisor_that_hangs_is_ended_and_started_again(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sleep", "1000"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}\nWatchdogSec=3")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     machine.run("sleep", "5")  # longer than WatchdogSec: the pings must be coming
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["NRestarts"]) == ("active", "0"), machine.journal(unit)
-    machine.run("kill", "-STOP", shown["MainPID"])
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["NRestarts"]) == ("active", "0"), machine.journal(unit)
+    machine.run("kill", "-STOP", properties["MainPID"])
     wait_for(
-        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", what=lambda: machine.show(unit)
+        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", state=lambda: machine.show(unit)
     )
     assert "Watchdog timeout" in machine.journal(unit)
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
 
 
-def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(
-    machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]
-) -> None:
+def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "sleep 1000 & sleep 1001"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
-    shown = machine.show(unit)
-    everything = f"/sys/fs/cgroup{shown['ControlGroup']}"
+    properties = machine.show(unit)
+    everything = f"/sys/fs/cgroup{properties['ControlGroup']}"
 
     def sleepers() -> set[str]:
         return set(machine.run("sh", "-c", f"pgrep --full '^sleep 100[01]$' | grep -xFf {everything}/cgroup.procs").stdout.split())
 
     wait_for(lambda: len(sleepers()) == 2)
     before = sleepers()
-    machine.run("kill", "-KILL", shown["MainPID"])
+    machine.run("kill", "-KILL", properties["MainPID"])
     wait_for(
-        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", what=lambda: machine.show(unit)
+        lambda: machine.show(unit)["NRestarts"] == "1" and machine.show(unit)["ActiveState"] == "active", state=lambda: machine.show(unit)
     )
     wait_for(lambda: len(sleepers()) == 2)
     assert not before & sleepers()
@@ -138,7 +134,7 @@ def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(
     assert machine.run("test", "-d", everything).returncode == 1, "processes are left"
 
 
-def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "sleep 1; echo all is done"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     wait_for(lambda: ended(machine, unit))
@@ -147,13 +143,15 @@ def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str,
     assert "Deactivated successfully" in machine.journal(unit)
 
 
-def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, ours: str, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, ours: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "exit 42"], ours, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: ended(machine, unit))
     machine.run("sleep", "2")  # RestartSec=1 would have passed
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", "65", "0"), machine.journal(unit)
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["ExecMainStatus"], properties["NRestarts"]) == ("failed", "65", "0"), machine.journal(
+        unit
+    )
     assert "rank 0 exited with code 42" in machine.journal(unit)
 
 
@@ -161,8 +159,8 @@ def test_without_a_user_it_does_not_run(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["true"], STAND_IN, drop_in=QUICK)
     assert machine.run("systemctl", "start", unit).returncode != 0
     machine.run("sleep", "2")  # RestartSec=1 would have passed
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", "217", "0")
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["ExecMainStatus"], properties["NRestarts"]) == ("failed", "217", "0")
     assert "status=217/USER" in machine.journal(unit)
 
 
@@ -170,13 +168,13 @@ def test_root_is_refused(machine: Machine, ours: str, name: str) -> None:
     unit = machine.unit(name, ["true"], ours, drop_in=f"User=root\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
     machine.run("sleep", "2")  # RestartSec=1 would have passed
-    shown = machine.show(unit)
-    assert (shown["ActiveState"], shown["ExecMainStatus"], shown["NRestarts"]) == ("failed", "78", "0")
+    properties = machine.show(unit)
+    assert (properties["ActiveState"], properties["ExecMainStatus"], properties["NRestarts"]) == ("failed", "78", "0")
     assert "Set User= in a drop-in" in machine.journal(unit)
-    assert "exit code 78" in shown["StatusText"]
+    assert "exit code 78" in properties["StatusText"]
 
 
-def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str, wait_for: Callable[..., None]) -> None:
+def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["true"], "/nonexistent", drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
     wait_for(lambda: ended(machine, unit))

@@ -47,12 +47,12 @@ def test_a_takeover_goes_on_from_a_journal_whose_last_view_is_old_or_torn(
     job.train(70)
     job.close()
     path.write_bytes(damage(path.read_bytes()))
-    said = fold(scan(path))
-    expected, problem = said.state()
+    job_view = fold(scan(path))
+    expected, problem = job_view.state()
     assert not problem
     journal, past = open_journal(path, job="months", node="node", listener=NobodyListens(), continues=lambda _: True)
     assert past.state == expected
-    assert (past.last_run, past.next_seq) == (said.run, said.next_seq)
+    assert (past.last_run, past.next_seq) == (job_view.run, job_view.next_seq)
     assert len(past.problems) == problems, past.problems
     journal.append(RunBegan("run-1", ("python", "train.py"), continues=True), t=job.t + 60, durable=True)
     assert journal.close(60)

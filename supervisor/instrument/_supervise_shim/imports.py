@@ -37,6 +37,10 @@ PACKAGES = ("site-packages", "dist-packages")
 UNEVEN = "uneven"
 #: Packages of this project: a rank that imports one of them does so itself.
 OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
+#: A handler of crashes that the sitecustomize of Debian and Ubuntu installs where it is to be had, and these lines of that file.
+_APPORT = "apport_python_hook"
+_INSTALLS_APPORT = f"try:\n    import {_APPORT}\nexcept ImportError:\n    pass\nelse:\n    {_APPORT}.install()\n".encode()
+_ONLY_AST = 0x400  # ast.PyCF_ONLY_AST: nothing is imported for it
 #: An address in the process that sets it, before each load of compiled code that is to read it: torch/_inductor/codecache.py.
 _ADDRESS = b"_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"
 _SIGNALS = [number for number in range(1, 65) if number != VALUES_SIGNAL]  # the last is the shim's
@@ -351,9 +355,43 @@ def unusual_start() -> str:
 
 
 def customized() -> str:
-    """Return which module of the user's ran before the script, in plain words; "" if none did."""
-    names = [name for name in ("sitecustomize", "usercustomize") if name in sys.modules]  # our own leaves sys.modules
-    return f"your own {names[0]} runs before the script" if names else ""
+    """Return which module of the user's ran before the script, in plain words; "" if none did, or did nothing."""
+    for name in ("sitecustomize", "usercustomize"):
+        if name in sys.modules and not does_nothing(origin_of(sys.modules[name])):  # our own leaves sys.modules
+            return f"your own {name} runs before the script"
+    return ""
+
+
+def does_nothing(path: str) -> bool:
+    """Whether a module's source has no effect: comments, constants and `pass` alone, or a hook of apport where there is no apport."""
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs 5 ms of start-up
+            statements = [statement for statement in _statements(file.read()) if not _is_constant(statement)]
+    except (OSError, SyntaxError, ValueError):  # no path; compiled code alone
+        return False
+    return not statements or (_shape(statements) == _shape(_statements(_INSTALLS_APPORT)) and not _has_apport())
+
+
+def _statements(source: bytes) -> list[Any]:
+    tree: Any = compile(source, "<string>", "exec", _ONLY_AST)
+    return list(tree.body)
+
+
+def _is_constant(statement: Any) -> bool:  # noqa: ANN401 - a node of ast, which is not imported for its types
+    kind = type(statement).__name__
+    return kind == "Pass" or (kind == "Expr" and type(statement.value).__name__ == "Constant")
+
+
+def _shape(node: Any) -> Any:  # noqa: ANN401 - as above
+    """Return a syntax tree without its places in the source."""
+    if isinstance(node, list):
+        return [_shape(each) for each in node]
+    return (type(node).__name__, [_shape(getattr(node, name)) for name in node._fields]) if hasattr(node, "_fields") else node
+
+
+def _has_apport() -> bool:
+    finder: Any = sys.modules["_frozen_importlib_external"]
+    return _APPORT in sys.modules or finder.PathFinder.find_spec(_APPORT) is not None
 
 
 def _tracing() -> tuple[Any, ...]:

@@ -211,12 +211,12 @@ class Preload:
         return self._customized() or self._hidden()
 
     def _customized(self) -> str:
-        """Look for a module that Python would run before the script."""
+        """Look for a module that Python would run before the script, and that does something."""
         finder: Any = sys.modules["_frozen_importlib_external"]
         for name in ("sitecustomize", "usercustomize"):
             spec = finder.PathFinder.find_spec(name) if name[0] == "s" or sys.modules["site"].ENABLE_USER_SITE else None
-            if spec is not None and spec.origin:
-                return f"{spec.origin} was added"
+            if spec is not None and spec.origin and not imports.does_nothing(spec.origin):
+                return f"{spec.origin} runs before the script"
         return ""
 
     def _hidden(self) -> str:

@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(HTTPStatus.OK, page, self.server.content_type)
 
-    do_HEAD = do_GET  # noqa: N815  likewise
+    do_HEAD = do_GET
 
     def _answer(self, status: HTTPStatus, body: bytes, content_type: str) -> None:
         self.send_response_only(status)

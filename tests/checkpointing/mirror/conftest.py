@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from botocore.loaders import JSONFileLoader
 
+from checkpointing.mirror.backends.opening import open_backend
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import Proxy
 from tests.checkpointing.mirror.process import Directory, Place
@@ -16,6 +17,8 @@ from tests.checkpointing.mirror.process import Directory, Place
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from checkpointing.mirror.backends import Backend
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,6 +65,13 @@ def place(swift: servers.Server, proxy: Proxy, tmp_path: Path, monkeypatch: pyte
     bucket = f"b{uuid.uuid4().hex[:16]}"
     swift.client().create_bucket(Bucket=bucket)
     return Place(bucket, f"http://127.0.0.1:{proxy.port}", proxy, swift.client(), tmp_path)
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Backend:
+    """A directory as the mirror, without a process before it."""
+    (tmp_path / "mirror").mkdir()
+    return open_backend(str(tmp_path / "mirror"))
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from checkpointing.io import leftovers
 from checkpointing.manifest import digest, documents
 from checkpointing.mirror import keys, restore, restore_target
 from checkpointing.mirror.backends import Backend, Bytes, NotFound, PermissionDenied
-from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import PathNotPermitted, PathOccupied, Unreachable
 from checkpointing.mirror.source import TransferControl
 from supervisor.checkpoints.mirror import restore_process
@@ -30,12 +29,6 @@ from tests.checkpointing.mirror.process import save, save_tree, upload, waiting
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-
-@pytest.fixture
-def backend(tmp_path: Path) -> Backend:
-    (tmp_path / "mirror").mkdir()
-    return open_backend(str(tmp_path / "mirror"))
 
 
 def bring(backend: Backend, path: Path, described: Path, **changed: object) -> str:

@@ -18,6 +18,7 @@ from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import HOLD, Fault
 from tests.checkpointing.mirror.process import FINISH, ROOT, Place, Process, save
 from tests.support.few import few
+from tests.support.http_serving import QuietHandler, served
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
@@ -150,38 +151,27 @@ def test_finish_waits_until_all_has_arrived(place: Place) -> None:
 
 
 def test_a_certificate_is_checked_against_the_given_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ssl  # noqa: PLC0415 -- this test's own
-    from http.server import BaseHTTPRequestHandler, HTTPServer  # noqa: PLC0415 -- as above
-    from threading import Thread  # noqa: PLC0415 -- as above
-
-    class Empty(BaseHTTPRequestHandler):
+    class Empty(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(404)
             self.end_headers()
 
-        do_HEAD = do_GET  # noqa: N815 -- the handler's own names
-
-        def log_message(self, *_args: object) -> None:
-            pass
+        do_HEAD = do_GET
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
-    subprocess.run([*made.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)  # noqa: S603 -- the test's own
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    with HTTPServer(("127.0.0.1", 0), Empty) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        Thread(target=server.serve_forever, daemon=True).start()
-        endpoint = f"https://localhost:{server.server_port}"
+    key, cert, both = tmp_path / "key.pem", tmp_path / "cert.pem", tmp_path / "both.pem"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
+    subprocess.run([*command.split(), "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)  # noqa: S603 -- the test's own
+    both.write_text(key.read_text() + cert.read_text())
+    with served(Empty, both) as port:
+        endpoint = f"https://localhost:{port}"
         unknown = open_backend("s3://bucket/p", S3Options(endpoint=endpoint, path_style=True))
         with pytest.raises((PermissionDenied, Unavailable), match=r"(?i)certificate|ssl"):
             unknown.stat("a")
         known = open_backend("s3://bucket/p", S3Options(endpoint=endpoint, path_style=True, ca_bundle=str(cert)))
         with pytest.raises(Exception, match="404"):
             known.stat("a")
-        server.shutdown()
 
 
 @pytest.mark.parametrize("hours", few([-1, 26]))

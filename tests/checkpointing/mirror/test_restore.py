@@ -29,12 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def backend(tmp_path: Path) -> Backend:
-    (tmp_path / "mirror").mkdir()
-    return open_backend(str(tmp_path / "mirror"))
-
-
 def bring(backend: Backend, path: Path, described: Path) -> str:
     """Mirror a checkpoint and return its key."""
     return upload(backend, waiting(str(path), described.read_bytes()), TransferControl())

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +14,7 @@ from checkpointing.mirror.backends.opening import open_backend
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import FLIP, Fault, Proxy
 from tests.checkpointing.mirror.process import PART
+from tests.support.http_serving import QuietHandler, served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,26 +120,21 @@ def test_what_was_removed_from_a_versioned_bucket_is_not_there_and_can_be_put_ag
 
 
 def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    paths: list[str] = []
 
-    class Forward(BaseHTTPRequestHandler):
+    class Forward(QuietHandler):
         def do_HEAD(self) -> None:
-            asked.append(self.path)
+            paths.append(self.path)
             self.send_response(404)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Forward) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with served(Forward) as port:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
-        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
         backend = open_backend("s3://bucket/pre", S3Options(endpoint="http://store.invalid", path_style=True, region="us-east-1"))
         with pytest.raises(NotFound):
             backend.stat("a")
-        server.shutdown()
-    assert asked == ["http://store.invalid/bucket/pre/a"]
+    assert paths == ["http://store.invalid/bucket/pre/a"]

@@ -11,7 +11,6 @@ import pytest
 
 from checkpointing.io import leftovers
 from checkpointing.mirror import download, restore, restore_target
-from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.restore import NoSpace, PathOccupied
 from checkpointing.mirror.stall import RestoreProgress
 from tests.checkpointing.mirror.process import save, save_tree
@@ -23,12 +22,6 @@ if TYPE_CHECKING:
     from checkpointing.mirror.restore import Restored
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def backend(tmp_path: Path) -> Backend:
-    (tmp_path / "mirror").mkdir()
-    return open_backend(str(tmp_path / "mirror"))
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_a_save_that_goes_on_in_the_same_archive_is_one(tmp_path: Path, rank: Ra
     rank.saves("/j/model_100_steps.zip", file=True, steps=5)
     rank.saves("/j/model_100_steps.zip", file=True, steps=5, goes_on=True, was=[1, 1, 10, 5], ends=False)
     known = knows(tmp_path, rank)
-    assert [(one.saved, one.in_training) for one in known.locations()] == [(1, 1)]
+    assert [(location.saved, location.in_training) for location in known.locations()] == [(1, 1)]
     assert [write.interrupted for write in known.writes("/j/model_100_steps.zip")] == [True]
 
 
@@ -101,8 +101,8 @@ def test_repeated_saves_are_candidates_and_no_checkpoints(tmp_path: Path, rank: 
 
 @pytest.mark.parametrize("first", ["saves", "loads"])
 def test_what_is_saved_and_was_loaded_or_tried_before_the_first_step_is_a_checkpoint(tmp_path: Path, rank: Rank, first: str) -> None:
-    for what in (first, "loads" if first == "saves" else "saves"):
-        getattr(rank, what)("/j/c/step_1.pt")
+    for action in (first, "loads" if first == "saves" else "saves"):
+        getattr(rank, action)("/j/c/step_1.pt")
     known = knows(tmp_path, rank)
     assert known.patterns() == ("/j/c/step_[0-9]*.pt",)
     assert known.is_checkpoint("/j/c/step_300.pt")
@@ -163,8 +163,10 @@ def test_one_save_while_it_trains_makes_a_candidate_and_none_makes_a_checkpoint(
         "/j/features_[0-9]*.pt": "candidate",
     }
     again = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r2")
-    for one in (known, again):
-        repeated = {place.pattern for place in one.locations() if one.is_repeated(place.pattern.replace("[0-9]*", "30"), in_training=True)}
+    for lineage in (known, again):
+        repeated = {
+            place.pattern for place in lineage.locations() if lineage.is_repeated(place.pattern.replace("[0-9]*", "30"), in_training=True)
+        }
         assert repeated == {"/j/out/checkpoint-[0-9]*"}, "what is sent to a mirror, and what is not"
 
 
@@ -270,8 +272,8 @@ def test_the_files_of_one_directory_are_one_save(tmp_path: Path, rank: Rank) -> 
 
 def test_one_save_of_all_ranks_is_one(tmp_path: Path, rank: Rank) -> None:
     other = Rank(rank.directory, 1)
-    for who in (rank, other):
-        who.saves("/j/dcp", ends=False)
+    for source in (rank, other):
+        source.saves("/j/dcp", ends=False)
     assert [place.saved for place in knows(tmp_path, rank).locations()] == [1]
 
 
@@ -415,8 +417,8 @@ def test_where_a_program_names_its_checkpoints_each_location_of_that_name_counts
     rank.saves("/j/version_1/checkpoints/epoch=1-step=8.ckpt")
     rank.saves("/j/export/model.pt")
     assert handed(tmp_path, rank, ResumeKind.PATH) == ("/j/version_0/checkpoints/epoch=[0-9]*-step=[0-9]*.ckpt",)
-    found = handed(tmp_path, rank, ResumeKind.PATH, "*.ckpt")
-    assert [pattern.split("/")[2] for pattern in found] == ["version_0", "version_1"]
+    texts = handed(tmp_path, rank, ResumeKind.PATH, "*.ckpt")
+    assert [pattern.split("/")[2] for pattern in texts] == ["version_0", "version_1"]
 
 
 def test_a_save_has_ended_where_a_rank_saw_it_and_no_other_save_of_the_file_is_under_way(tmp_path: Path, rank: Rank) -> None:
@@ -448,13 +450,13 @@ def test_two_ranks_that_save_one_step_to_one_file_are_found_once(
     tmp_path: Path, rank: Rank, first: dict[str, Any], second: dict[str, Any], *, shared: bool
 ) -> None:
     other = Rank(rank.directory, 1)
-    for one, more in ((rank, first), (other, second)):
-        one.line("saves", **{"what": "began", "path": "/j/last.pt", "n": 1, "via": "torch", "was": None, **more})
+    for writer, more in ((rank, first), (other, second)):
+        writer.line("saves", **{"what": "began", "path": "/j/last.pt", "n": 1, "via": "torch", "was": None, **more})
     known = knows(tmp_path, rank)
     found = known.shared_saves.take()
     assert (found is not None and (found.path, found.ranks) == ("/j/last.pt", (0, 1))) is shared
-    for one in (rank, other):
-        one.line("saves", what="began", path="/j/again.pt", n=2, via="torch", was=None, steps=30)
+    for writer in (rank, other):
+        writer.line("saves", what="began", path="/j/again.pt", n=2, via="torch", was=None, steps=30)
     known.absorb(rank.directory, 1)
     assert (known.shared_saves.take() is None) is shared
 

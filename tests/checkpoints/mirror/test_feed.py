@@ -43,9 +43,9 @@ def found(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
     """Do what the watcher does with a checkpoint that it found whole."""
     checkpoints = disk.checkpoints
     checkpoints.records.absorb()
-    made = checkpoints.recorder.record_verified(verify(str(path)), ReadOptions())
-    assert made is not None
-    checkpoints.mirror_feed(uploads, lambda: True).send(made)
+    manifest = checkpoints.recorder.record_verified(verify(str(path)), ReadOptions())
+    assert manifest is not None
+    checkpoints.mirror_feed(uploads, lambda: True).send(manifest)
 
 
 def test_what_is_saved_again_while_it_trains_is_sent_in_the_first_attempt(disk: JobOnDisk) -> None:

@@ -99,13 +99,13 @@ class MirroredJob(JobOnDisk):
         self.checkpoints.records.catalogue.file.unlink()
         self.start(f"{self.job.run_id}+")
 
-    def ask(self, said: list[str]) -> None:
+    def ask(self, texts: list[str]) -> None:
         """Ask the mirrors, as each start does."""
 
         def never() -> RestoreAnswer:
             raise AssertionError("a good one is here")
 
-        answer = session.ask(self.checkpoints, never, lambda took: restore_process.list_manifests(self.job, took, said.append))
+        answer = session.ask(self.checkpoints, never, lambda took: restore_process.list_manifests(self.job, took, texts.append))
         assert answer is None
 
     def chosen(self) -> int | None:
@@ -145,9 +145,9 @@ def test_from_the_mirrors_manifests_the_same_checkpoint_is_chosen_and_nothing_is
     mirrored.lose_catalogue()
     assert mirrored.chosen() == 1000, "without a word of who wrote which the greatest step counts"
     mirrored.lose_catalogue()
-    said: list[str] = []
-    mirrored.ask(said)
-    assert said == []
+    texts: list[str] = []
+    mirrored.ask(texts)
+    assert texts == []
     assert mirrored.chosen() == 850
     records = mirrored.checkpoints.records
     assert [(row.about.run, row.about.attempt) for row in records.manifests.all() if row.step == 850] == [("run-1", 2)]
@@ -169,7 +169,7 @@ def test_a_mirror_that_cannot_be_asked_is_named_and_what_lies_here_is_read(mirro
     mirrored.lose_catalogue()
     (tmp_path / "mirror").rename(tmp_path / "away")
     (tmp_path / "mirror").write_text("no directory")
-    said: list[str] = []
-    mirrored.ask(said)
-    assert "could not be listed" in " ".join(said)
+    texts: list[str] = []
+    mirrored.ask(texts)
+    assert "could not be listed" in " ".join(texts)
     assert mirrored.chosen() == 1000

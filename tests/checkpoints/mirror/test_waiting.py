@@ -24,5 +24,5 @@ def test_two_saves_to_one_path_wait_both_and_each_is_held(tmp_path: Path) -> Non
     again = WaitingUploads(CheckpointCatalogue(tmp_path / "state"), tmp_path / "state")
     catalogue = CheckpointCatalogue(tmp_path / "state")
     assert (catalogue.count(WAITING_TABLE), catalogue.count("nothing")) == (2, 0), "as `status` counts them"
-    held = [row.held[0].path for row in again.rows()]
-    assert [Path(name).read_bytes() for name in held] == contents
+    paths = [row.held[0].path for row in again.rows()]
+    assert [Path(name).read_bytes() for name in paths] == contents

@@ -41,7 +41,7 @@ class Saves:
     def said(self) -> list[str]:
         """The alerts."""
         reports = self.disk.reports
-        return [one.text for one in reports if isinstance(one, CheckpointAlert) and one.trouble is CheckpointTrouble.NOT_FINITE]
+        return [report.text for report in reports if isinstance(report, CheckpointAlert) and report.trouble is CheckpointTrouble.NOT_FINITE]
 
     @property
     def steps(self) -> list[int]:

@@ -46,10 +46,10 @@ class Watched:
             lambda: find(("*.pt",), str(directory)), self._note, cache, OnePass(), interval_s=0.02, quiet_s=quiet_s
         )
 
-    def _note(self, found: Verification, _answer: CheckpointRead, news: bool) -> None:  # noqa: FBT001  the watcher's
+    def _note(self, verification: Verification, _answer: CheckpointRead, news: bool) -> None:  # noqa: FBT001  the watcher's
         if not news:
             return
-        ref = to_ref(found)
+        ref = to_ref(verification)
         self.told_at.append(time.monotonic())
         self.threads.add(threading.get_native_id())
         self.reports.put(ref)
@@ -298,10 +298,10 @@ def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Pa
             raise ValueError("no listing")
         return find(("*.pt",), str(tmp_path))
 
-    def verified(found: Verification, _answer: CheckpointRead, _news: bool) -> None:  # noqa: FBT001  the watcher's
-        if found.step in {10, 15}:
+    def verified(verification: Verification, _answer: CheckpointRead, _news: bool) -> None:  # noqa: FBT001  the watcher's
+        if verification.step in {10, 15}:
             raise ValueError("no copy")
-        reports.put(found.path)
+        reports.put(verification.path)
 
     save(tmp_path / "step_10.pt", 10)
     save(tmp_path / "step_15.pt", 15)

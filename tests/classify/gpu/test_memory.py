@@ -72,12 +72,12 @@ def test_strangers_are_named_where_the_process_knows_its_own_pid() -> None:
 
 def test_processes_of_the_same_job_are_no_strangers() -> None:
     """Whether the supervisor saw them end, torchrun's table names them, or torchrun says that it ends them."""
-    seen = Evidence("exit", "signal", "15", rank=1, t=9.0, fields=(("pid", "1374763"),))
+    evidence = Evidence("exit", "signal", "15", rank=1, t=9.0, fields=(("pid", "1374763"),))
     said = (
         "W1121 07:31:45.463000 2 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1374764 closing signal SIGTERM\n"
         "  exitcode  : 1 (pid: 1374765)\n"
     )
-    found = told(f"{RANKS}\n{said}", seen)
+    found = told(f"{RANKS}\n{said}", evidence)
     assert (found["own_pids"], found["own_bytes"]) == ("1374765 1374763 1374764", str(3 * 414 * MIB))
     assert (found["other_pids"], found["other_bytes"]) == ("3721648", str(414 * MIB))
 

@@ -227,13 +227,13 @@ def test_a_file_that_is_not_there_or_not_text_is_a_problem(tmp_path: Path) -> No
 
 
 def test_a_users_row_takes_the_place_of_ours_and_a_second_use_of_an_id_is_a_problem(tmp_path: Path) -> None:
-    ours = CATALOGUE.rows[0]
+    row = CATALOGUE.rows[0]
     path = tmp_path / "mine.toml"
-    path.write_text(GOOD.replace("cuda_oom.x", ours.id) + GOOD.replace("weight = 0.97", "weight = 0.5"))
+    path.write_text(GOOD.replace("cuda_oom.x", row.id) + GOOD.replace("weight = 0.97", "weight = 0.5"))
     again = tmp_path / "again.toml"
     again.write_text(GOOD)
     catalogue, problems = signatures.read([path, again])
-    replaced = catalogue.row(ours.id)
+    replaced = catalogue.row(row.id)
     assert replaced is not None
     assert replaced.origin == str(path)
     mine = catalogue.row("cuda_oom.x")

@@ -60,7 +60,7 @@ f(0)
 BARE = "raise KeyboardInterrupt"
 
 
-def said(program: str, *, name: str = "job.py", tmp: str = "") -> str:
+def output_of(program: str, *, name: str = "job.py", tmp: str = "") -> str:
     """What Python prints for a program that fails."""
     run = subprocess.run(  # noqa: S603 (our own interpreter, our own program)
         [sys.executable, "-c", f"import sys; exec(compile({program!r}, {name!r}, 'exec'))"],
@@ -70,7 +70,7 @@ def said(program: str, *, name: str = "job.py", tmp: str = "") -> str:
     return run.stderr
 
 
-def found(lines: Iterable[str]) -> list[Traceback]:
+def tracebacks_in(lines: Iterable[str]) -> list[Traceback]:
     finder = Finder()
     for number, line in enumerate(lines, 1):
         finder.feed(text.read(line.encode()), number)
@@ -78,12 +78,12 @@ def found(lines: Iterable[str]) -> list[Traceback]:
 
 
 def raised(traceback: Traceback) -> list[tuple[str, str]]:
-    return [(one.kind, one.message) for one in traceback.raised]
+    return [(exception.kind, exception.message) for exception in traceback.raised]
 
 
 @pytest.mark.process
 def test_chained_exceptions_are_one_traceback_in_printed_order() -> None:
-    (chain,) = found(said(CHAINED).splitlines())
+    (chain,) = tracebacks_in(output_of(CHAINED).splitlines())
     assert raised(chain) == [("KeyError", "'model'"), ("RuntimeError", "cannot resume:\nthe file has no model")]
     assert chain.whole
     assert chain.raised[0].frames[-1].function == "load"
@@ -92,14 +92,14 @@ def test_chained_exceptions_are_one_traceback_in_printed_order() -> None:
 
 @pytest.mark.process
 def test_an_exception_during_the_handling_of_another_is_chained_too() -> None:
-    (chain,) = found(said(CONTEXT).splitlines())
+    (chain,) = tracebacks_in(output_of(CONTEXT).splitlines())
     assert [kind for kind, _ in raised(chain)] == ["ZeroDivisionError", "FileNotFoundError"]
 
 
 @pytest.mark.process
 def test_an_exception_group_holds_its_parts() -> None:
-    chains = found(said(GROUP).splitlines())
-    kinds = [one for chain in chains for one in raised(chain)]
+    chains = tracebacks_in(output_of(GROUP).splitlines())
+    kinds = [exception for chain in chains for exception in raised(chain)]
     assert ("ExceptionGroup", "two jobs (2 sub-exceptions)") in kinds
     assert ("ValueError", "bad 0") in kinds
     assert ("ValueError", "bad 1") in kinds
@@ -107,28 +107,28 @@ def test_an_exception_group_holds_its_parts() -> None:
 
 @pytest.mark.process
 def test_a_message_of_many_lines_is_kept_whole() -> None:
-    (one,) = found(said(MANY_LINES).splitlines())
-    assert raised(one) == [("Odd", 'first\n\tMissing key(s): "a", "b".\n\tsize mismatch for c\n  and a paragraph')]
+    (traceback,) = tracebacks_in(output_of(MANY_LINES).splitlines())
+    assert raised(traceback) == [("Odd", 'first\n\tMissing key(s): "a", "b".\n\tsize mismatch for c\n  and a paragraph')]
 
 
 @pytest.mark.process
 def test_a_syntax_error_has_its_message_and_the_frames_that_led_to_it() -> None:
-    (one,) = found(said("compile('def f(:\\n  pass', 'broken.py', 'exec')").splitlines())
-    assert one.raised[-1].kind == "SyntaxError"
-    assert one.raised[-1].frames[-1].path == "broken.py"
+    (traceback,) = tracebacks_in(output_of("compile('def f(:\\n  pass', 'broken.py', 'exec')").splitlines())
+    assert traceback.raised[-1].kind == "SyntaxError"
+    assert traceback.raised[-1].frames[-1].path == "broken.py"
 
 
 @pytest.mark.process
 def test_repeated_frames_are_folded_as_python_folds_them() -> None:
-    (one,) = found(said(RECURSION).splitlines())
-    assert one.raised[-1].kind == "RecursionError"
-    assert len(one.raised[-1].frames) < 10
+    (traceback,) = tracebacks_in(output_of(RECURSION).splitlines())
+    assert traceback.raised[-1].kind == "RecursionError"
+    assert len(traceback.raised[-1].frames) < 10
 
 
 @pytest.mark.process
 def test_an_exception_without_a_message_ends_a_traceback() -> None:
-    (one,) = found([*said(BARE).splitlines(), "step 1 loss 2.0"])
-    assert raised(one) == [("KeyboardInterrupt", "")]
+    (traceback,) = tracebacks_in([*output_of(BARE).splitlines(), "step 1 loss 2.0"])
+    assert raised(traceback) == [("KeyboardInterrupt", "")]
 
 
 @pytest.mark.parametrize(
@@ -144,29 +144,29 @@ def test_an_exception_without_a_message_ends_a_traceback() -> None:
 )
 @pytest.mark.process
 def test_ranks_that_write_at_once_come_apart_by_their_prefixes(prefix: str) -> None:
-    logs = {rank: said(program).splitlines() for rank, program in enumerate((CHAINED, CONTEXT, MANY_LINES))}
-    alone = {rank: [raised(one) for one in found(lines)] for rank, lines in logs.items()}
+    logs = {rank: output_of(program).splitlines() for rank, program in enumerate((CHAINED, CONTEXT, MANY_LINES))}
+    alone = {rank: [raised(traceback) for traceback in tracebacks_in(lines)] for rank, lines in logs.items()}
     mixed = [
         prefix.format(rank) + lines for row in itertools.zip_longest(*logs.values()) for rank, lines in enumerate(row) if lines is not None
     ]
     together: dict[int | None, list[list[tuple[str, str]]]] = {}
-    for one in found(mixed):
-        together.setdefault(one.rank, []).append(raised(one))
+    for traceback in tracebacks_in(mixed):
+        together.setdefault(traceback.rank, []).append(raised(traceback))
     assert together == alone
 
 
 def test_a_traceback_whose_beginning_was_cut_is_known_by_its_frames() -> None:
-    (one,) = found(
+    (traceback,) = tracebacks_in(
         ['  File "a.py", line 3, in step', "    loss.backward()", "RuntimeError: bad", "CUDA kernel errors might be asynchronous"]
     )
-    assert not one.whole
-    assert raised(one) == [("RuntimeError", "bad\nCUDA kernel errors might be asynchronous")]
+    assert not traceback.whole
+    assert raised(traceback) == [("RuntimeError", "bad\nCUDA kernel errors might be asynchronous")]
 
 
 def test_an_exception_alone_is_one_without_frames() -> None:
-    (one,) = found(["torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"])
-    assert not one.whole
-    assert one.raised[0].frames == ()
+    (traceback,) = tracebacks_in(["torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"])
+    assert not traceback.whole
+    assert traceback.raised[0].frames == ()
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_an_exception_alone_is_one_without_frames() -> None:
     ["loss: 3.0", "INFO: RuntimeError: x is handled", "a RuntimeError occurred", "Epoch: 3", "some_function_error: 3", "MSE Error: 0.3"],
 )
 def test_what_only_mentions_an_exception_is_none(line: str) -> None:
-    assert found([line]) == []
+    assert tracebacks_in([line]) == []
 
 
 WORKER = """\
@@ -240,9 +240,9 @@ CUDA kernel errors might be asynchronously reported at some other API call
     ],
 )
 def test_tracebacks_within_messages_and_boxes_are_exceptions_in_order(log: str, kinds: list[str], function: str) -> None:
-    (one,) = found(log.splitlines())
-    assert [kind for kind, _ in raised(one)] == kinds
-    assert one.raised[-1].frames[-1].function == function
+    (traceback,) = tracebacks_in(log.splitlines())
+    assert [kind for kind, _ in raised(traceback)] == kinds
+    assert traceback.raised[-1].frames[-1].function == function
 
 
 def test_the_root_of_a_chain_is_what_the_last_exception_was_raised_from() -> None:
@@ -250,14 +250,14 @@ def test_the_root_of_a_chain_is_what_the_last_exception_was_raised_from() -> Non
         f'Traceback (most recent call last):\n  File "a.py", line {n}, in f\n    g()\n{kind}: {n}\n'
         for n, kind in enumerate(("KeyError", "OSError", "RuntimeError"))
     ]
-    (chained,) = found(f"\n{DIRECT}\n\n".join(parts).splitlines())
+    (chained,) = tracebacks_in(f"\n{DIRECT}\n\n".join(parts).splitlines())
     assert (chained.root.kind, chained.root.line) == ("KeyError", 4)
-    (handled,) = found(f"{parts[0]}\n{HANDLED}\n\n{parts[1]}\n{DIRECT}\n\n{parts[2]}".splitlines())
+    (handled,) = tracebacks_in(f"{parts[0]}\n{HANDLED}\n\n{parts[1]}\n{DIRECT}\n\n{parts[2]}".splitlines())
     assert handled.root.kind == "OSError"
-    (last,) = found(f"{parts[0]}\n{DIRECT}\n\n{parts[1]}\n{HANDLED}\n\n{parts[2]}".splitlines())
+    (last,) = tracebacks_in(f"{parts[0]}\n{DIRECT}\n\n{parts[1]}\n{HANDLED}\n\n{parts[2]}".splitlines())
     assert last.root.kind == "RuntimeError"
     child = parts[0].replace("KeyError: 0", "subprocess.CalledProcessError: Command 'ninja' returned non-zero exit status 1.")
-    (passed_on,) = found(f"{child}\n{DIRECT}\n\n{parts[1]}".splitlines())
+    (passed_on,) = tracebacks_in(f"{child}\n{DIRECT}\n\n{parts[1]}".splitlines())
     assert passed_on.root.kind == "OSError"
     assert up_to_root(f"{child}\n{DIRECT}\n\n{parts[1]}") == ("", "")
 
@@ -269,12 +269,12 @@ def test_two_tracebacks_one_after_the_other_are_two() -> None:
             g()
         ValueError: a
         """)
-    assert [raised(one) for one in found((single + single).splitlines())] == [[("ValueError", "a")]] * 2
+    assert [raised(traceback) for traceback in tracebacks_in((single + single).splitlines())] == [[("ValueError", "a")]] * 2
 
 
 def test_a_logged_line_ends_a_message() -> None:
-    (one,) = found(["RuntimeError: bad", "2026-11-21 00:36:22,598 | INFO | trainer | step=8 loss=1.0", "more"])
-    assert raised(one) == [("RuntimeError", "bad")]
+    (traceback,) = tracebacks_in(["RuntimeError: bad", "2026-11-21 00:36:22,598 | INFO | trainer | step=8 loss=1.0", "more"])
+    assert raised(traceback) == [("RuntimeError", "bad")]
 
 
 def test_source_code_within_a_traceback_is_not_taken_for_what_happened() -> None:
@@ -301,8 +301,8 @@ def test_open_tracebacks_are_bounded() -> None:
 )
 def test_a_traceback_that_ended_nothing_is_none(before: str) -> None:
     traceback = ["Traceback (most recent call last):", '  File "a.py", line 1, in f', "AssertionError: can only test a child process"]
-    assert found([before, *traceback, "Model saved"]) == []
-    assert len(found([before, *traceback, "", *traceback])) == 1
+    assert tracebacks_in([before, *traceback, "Model saved"]) == []
+    assert len(tracebacks_in([before, *traceback, "", *traceback])) == 1
 
 
 def test_what_a_logger_puts_in_front_of_each_line_is_taken_off() -> None:
@@ -312,19 +312,19 @@ def test_what_a_logger_puts_in_front_of_each_line_is_taken_off() -> None:
         "2023-04-29 06:01:13.105 [177/train (pid 28936)] [09c5]     zip_file.write_record(name, data, size)\n"
         "2023-04-29 06:01:13.106 [177/train (pid 28936)] [09c5] OSError: [Errno 28] No space left on device\n"
     )
-    (chain,) = found(log.splitlines())
+    (chain,) = tracebacks_in(log.splitlines())
     assert raised(chain) == [("OSError", "[Errno 28] No space left on device")]
     assert chain.raised[0].frames[0].function == "save"
 
 
 def test_a_logger_that_marks_the_first_line_only_is_no_prefix_of_the_others() -> None:
     log = 'ERROR [12/20 18:16:20 train]: Traceback (most recent call last):\n  File "/job/save.py", line 1, in save\nKeyError: 1\n'
-    (chain,) = found(log.splitlines())
+    (chain,) = tracebacks_in(log.splitlines())
     assert raised(chain) == [("KeyError", "1")]
 
 
 def test_a_traceback_that_the_end_cut_off_is_one_without_an_exception() -> None:
-    (chain,) = found(["Traceback (most recent call last):", '  File "/job/save.py", line 1, in save', "    f.write(data)"])
+    (chain,) = tracebacks_in(["Traceback (most recent call last):", '  File "/job/save.py", line 1, in save', "    f.write(data)"])
     assert chain.raised == ()
 
 
@@ -338,5 +338,5 @@ def test_the_rest_of_a_folded_frame_is_no_exception() -> None:
         'Traceback (most recent call last):\n  File "/opt/lib/torch/multiprocessing/spawn.py", line 98, in start\n_workers\n'
         "    run()\nValueError: bad\n"
     )
-    (traceback,) = found(folded.splitlines())
+    (traceback,) = tracebacks_in(folded.splitlines())
     assert [kind for kind, _ in raised(traceback)] == ["ValueError"]

@@ -64,15 +64,15 @@ LINES = [
 
 @pytest.mark.parametrize(("line", "losses"), LINES, ids=[line[:40] for line, _ in LINES])
 def test_the_losses_of_a_line_are_found_in_the_forms_of_the_frameworks(line: str, losses: list[tuple[str, str, int | None]]) -> None:
-    found = NumberReader(CAPTURES).feed(line.encode() + b"\n")
-    assert [(one.name, one.shown, one.step) for one in found] == losses
+    numbers = NumberReader(CAPTURES).feed(line.encode() + b"\n")
+    assert [(number.name, number.shown, number.step) for number in numbers] == losses
 
 
 def test_blocks_may_end_anywhere_and_a_carriage_return_ends_a_line() -> None:
     reader = NumberReader(CAPTURES)
     data = b"step 1 loss: 2.5\r 10%|# | 10/100 [00:01<00:09, loss=1.5]\r\nstep 3 loss: nan"
-    found = [one for at in range(len(data)) for one in reader.feed(data[at : at + 1])]
-    assert [one.shown for one in (*found, *reader.finish())] == ["2.5", "1.5", "nan"]
+    losses = [number for at in range(len(data)) for number in reader.feed(data[at : at + 1])]
+    assert [number.shown for number in (*losses, *reader.finish())] == ["2.5", "1.5", "nan"]
 
 
 @pytest.mark.parametrize("words", list(itertools.permutations(("loss", "Loss", "LOSS"))), ids=" ".join)
@@ -82,15 +82,15 @@ def test_the_last_lines_of_a_block_are_read_whichever_word_they_have(words: tupl
     whole = "".join(f"step {number} {line}\n" for number, line in enumerate(lines)).encode()
     for cut in (0, 7, 11, len(whole) // 2):
         reader = NumberReader(CAPTURES, most)
-        found = [*(reader.feed(whole[:cut]) if cut else []), *reader.feed(whole[cut:])]
-        assert [reading.shown for reading in found][-most:] == [line.split()[1] for line in lines][-most:]
+        losses = [*(reader.feed(whole[:cut]) if cut else []), *reader.feed(whole[cut:])]
+        assert [reading.shown for reading in losses][-most:] == [line.split()[1] for line in lines][-most:]
 
 
 def test_a_rule_of_ones_own_reads_its_own_number_name_and_step() -> None:
     pattern = re.compile(r"(?P<name>reward_\w+)=(?P<value>\S+) at (?P<step>\d+)")
     wanted, rules = captures([LossRule("reward", RuleKind.NAN, ("reward",), pattern)])
-    (found,) = NumberReader(wanted).feed(b"reward_mean=nan at 12; loss: 5\n")
-    assert (found.name, found.shown, found.step) == ("reward_mean", "nan", 12)
+    (losses,) = NumberReader(wanted).feed(b"reward_mean=nan at 12; loss: 5\n")
+    assert (losses.name, losses.shown, losses.step) == ("reward_mean", "nan", 12)
     assert [[rule.id for rule in of_one] for of_one in rules] == [["reward"]]
 
 

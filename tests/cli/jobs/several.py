@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """A job of several nodes that share a state directory: each has a real journal, and their failures are decided for real."""
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ from supervisor.journal.records import RunBegan, RunEnded
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.recorded_job import RecordedJob
+
 
 class JobOfNodes:
     """The nodes, each with one rank of its own number. One whose name is this host's is run by this very process."""
 
-    def __init__(self, make_job: Any, root: Path, *hosts: str) -> None:
+    def __init__(self, make_job: type[RecordedJob], root: Path, *hosts: str) -> None:
         self.hosts, self.make_job, self.root = hosts, make_job, root
         self.nodes: dict[str, Any] = {}
         self.met: tuple[str, ...] = ()
@@ -94,5 +95,5 @@ class JobOfNodes:
 
     def close(self) -> None:
         """Bring all to the disk."""
-        for one in self.nodes.values():
-            one.close()
+        for node in self.nodes.values():
+            node.close()

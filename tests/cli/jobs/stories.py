@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """Five failures as a person on call meets them: a killed rank, a bug, no GPU memory, a NaN, a full disk. Each is decided for real."""
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from supervisor.journal.records import MIRRORED, START_TIMES, Note, RunBegan, Ru
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from tests.support.recorded_job import RecordedJob
 
 CATALOGUE, _ = signatures.read()
 RUN = "20260921T141320-4ba6"
@@ -41,7 +42,7 @@ def _raised(kind: str, line: int, function: str, source: str) -> tuple[str, str]
 class Story:
     """One run of two ranks, from its beginning to the last decision."""
 
-    def __init__(self, written: Any, *, policy: Policy) -> None:
+    def __init__(self, written: RecordedJob, *, policy: Policy) -> None:
         self.w = written
         self.t = 0.0
         w = written

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """`supervise status --all-nodes`: by the coordinator, by the journals of a shared directory, and what is not known."""
 
 from __future__ import annotations
@@ -37,16 +36,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.cluster.messages import KnownNodes
+    from tests.support.recorded_job import RecordedJob
 
 HERE = identity.node_name()
 
 
-def shown(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def status_of(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return what it prints with --json."""
     capsys.readouterr()
     assert status(next(iter(job.nodes.values())).settings, "train", as_json=True, all_nodes=True) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
 
 
 def page(job: JobOfNodes, capsys: pytest.CaptureFixture[str]) -> str:
@@ -67,7 +67,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], Co
         state = new_coordinator(f"{HERE}/id", rules, time.monotonic(), CoordinatorMemory(shared))
         state = replace(state, absences={f"{job.hosts[1]}/id": "lost: silent for 60 s"})
         servers.append(
-            CoordinatorServer(listen(), "key", state, time.monotonic, lambda _kept: None, lambda _output: None, lambda _text: None)
+            CoordinatorServer(listen(), "key", state, time.monotonic, lambda _node: None, lambda _output: None, lambda _text: None)
         )
         servers[-1].start()
         address = CoordinatorAddress("127.0.0.1", servers[-1].port, "key")
@@ -82,20 +82,24 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[JobOfNodes], Co
 
 def beats(address: CoordinatorAddress, name: str, standing: str) -> NodeClient:
     """Start a node that beats, with what it reports."""
-    client = NodeClient(NodeMemory(name), ClusterRules(beat_s=0.1), time.monotonic, lambda *_kept: None, lambda _output: None)
+    client = NodeClient(NodeMemory(name), ClusterRules(beat_s=0.1), time.monotonic, lambda *_node: None, lambda _output: None)
     client.find_at(address)
     client.start()
 
-    def seen() -> bool:
+    def has_beaten() -> bool:
         client.give(NodeTick(time.monotonic(), standing))
-        return any(one.node == name and one.standing for one in known_nodes(address, 5.0).nodes)
+        return any(node.node == name and node.standing for node in known_nodes(address, 5.0).nodes)
 
-    wait_for(seen, "a beat", 20)
+    wait_for(has_beaten, "a beat", 20)
     return client
 
 
 def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_shown_as_it_is_now(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], CoordinatorAddress]
+    make_job: type[RecordedJob],
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    serve: Callable[[JobOfNodes], CoordinatorAddress],
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3", "gpu-4")
     job.meet(1, 1)
@@ -106,13 +110,13 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
     address = serve(job)
     client = beats(address, "gpu-3/id", NodeStanding.of(job.nodes["gpu-3"].state).text())
     waiting = beats(address, "gpu-9/id", NodeStanding("starting", 1).text())
-    found = shown(job, capsys)
+    document = status_of(job, capsys)
     text = page(job, capsys)
     for one in (client, waiting):
         one.close(5.0)
-    rows = {one.pop("node"): one for one in found["nodes"]}
+    rows = {one.pop("node"): one for one in document["nodes"]}
     assert list(rows) == [HERE, "gpu-2", "gpu-3", "gpu-4", "gpu-9"]
-    assert (found["attempt"], found["coordinator"], found["no_coordinator"]) == (1, HERE, None)
+    assert (document["attempt"], document["coordinator"], document["no_coordinator"]) == (1, HERE, None)
     assert [row["state"] for row in rows.values()] == ["training", "lost", "training", "unknown", "waits to join"]
     assert [row["number"] for row in rows.values()] == [0, 1, 2, 3, None]
     assert (rows[HERE]["source"], rows[HERE]["age_s"], rows[HERE]["step"]) == ("here", 0.0, 7)
@@ -129,7 +133,11 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
 
 
 def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_the_coordinator(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], serve: Callable[[JobOfNodes], CoordinatorAddress]
+    make_job: type[RecordedJob],
+    root: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    serve: Callable[[JobOfNodes], CoordinatorAddress],
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     job.meet(1, 1)
@@ -141,17 +149,17 @@ def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_th
     for host in ("gpu-2", "gpu-3"):
         (root / "train" / "nodes" / host).rename(tmp_path / host)  # they share nothing
     client = beats(serve(job), "gpu-3/id", NodeStanding.of(other.state, NodePace(20, 0.5, 0.6, 2)).text())
-    found, text = shown(job, capsys), page(job, capsys)
+    document, text = status_of(job, capsys), page(job, capsys)
     client.close(5.0)
-    assert found["slow"] == ["node 0 is slow"]
-    assert [(row["step_s"], row["own_s"]) for row in found["nodes"]] == [(None, None), (None, None), (0.5, 0.3)]
-    assert [row["health"] for row in found["nodes"]] == [None, None, "GPU 3 is throttled: heat"]
+    assert document["slow"] == ["node 0 is slow"]
+    assert [(row["step_s"], row["own_s"]) for row in document["nodes"]] == [(None, None), (None, None), (0.5, 0.3)]
+    assert [row["health"] for row in document["nodes"]] == [None, None, "GPU 3 is throttled: heat"]
     assert re.search(r"rank 2 0.5 s, 0.3 s by itself by the coordinator, [\d.]+ s ago GPU 3 is throttled: heat", text)
     assert "strange node 0 is slow" in text
 
 
 def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node_with_the_age_of_its_last_record(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     job.meet(1, 1)
@@ -161,9 +169,9 @@ def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node
     job.train(25, 8)
     job.close()
     monkeypatch.setattr("supervisor.cli.jobs.all_nodes.time.time", lambda: job.nodes[HERE].T0 + 85)
-    found = shown(job, capsys)
-    rows = {one["node"]: one for one in found["nodes"]}
-    assert (found["attempt"], found["coordinator"]) == (2, None)
+    document = status_of(job, capsys)
+    rows = {one["node"]: one for one in document["nodes"]}
+    assert (document["attempt"], document["coordinator"]) == (2, None)
     assert [(row["number"], row["state"], row["step"], row["source"], row["age_s"]) for row in rows.values()] == [
         (0, "training", 8, "here", 0.0),
         (1, "training", 8, "journal", 60.0),
@@ -174,30 +182,30 @@ def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node
 
 
 def test_a_node_whose_journal_is_not_here_is_not_known(
-    make_job: Any, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)
     job.close()
     (root / "train" / "nodes" / "gpu-2").rename(tmp_path / "on another disk")
-    (own, other) = shown(job, capsys)["nodes"]
+    (own, other) = status_of(job, capsys)["nodes"]
     assert (own["node"], own["state"]) == (HERE, "running")
     assert (other["node"], other["number"], other["state"], other["source"], other["age_s"]) == ("gpu-2", 1, "unknown", None, None)
     assert "gpu-2:1 unknown nothing is known of it" in page(job, capsys)
 
 
-def test_after_the_end_no_coordinator_is_asked(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_after_the_end_no_coordinator_is_asked(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)
     job.train(5, 7)
     job.end(9)
-    found = shown(job, capsys)
-    assert [row["state"] for row in found["nodes"]] == ["done", "done"]
-    assert "no coordinator is asked" in found["no_coordinator"]
+    document = status_of(job, capsys)
+    assert [row["state"] for row in document["nodes"]] == ["done", "done"]
+    assert "no coordinator is asked" in document["no_coordinator"]
 
 
 def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
     job.meet(1, 1)
@@ -207,13 +215,13 @@ def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
     job.meet(20, 2, HERE, "gpu-2")
     job.train(25, 8)
     job.close()
-    found = shown(job, capsys)
-    assert found["attempt"] == 2
-    assert "has ended" not in found["no_coordinator"]
-    assert {one["node"]: one["state"] for one in found["nodes"]} == {HERE: "training", "gpu-2": "training", "gpu-3": "stopped"}
+    document = status_of(job, capsys)
+    assert document["attempt"] == 2
+    assert "has ended" not in document["no_coordinator"]
+    assert {one["node"]: one["state"] for one in document["nodes"]} == {HERE: "training", "gpu-2": "training", "gpu-3": "stopped"}
 
 
-def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_of_one_node_is_one_line(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)
@@ -222,27 +230,31 @@ def test_a_job_of_one_node_is_one_line(written: Any, capsys: pytest.CaptureFixtu
     assert f"{HERE}:0 running ranks 0, 1 this node" in " ".join(capsys.readouterr().out.split())
 
 
-def test_who_asks_needs_the_key_and_is_no_node(make_job: Any, root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]) -> None:
+def test_who_asks_needs_the_key_and_is_no_node(
+    make_job: type[RecordedJob], root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]
+) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.close()
     address = serve(job)
     before: KnownNodes = known_nodes(address, 5.0)
     with pytest.raises(OSError, match="of another job"):
         known_nodes(CoordinatorAddress(address.host, address.port, "another"), 5.0)
-    assert [one.node for one in known_nodes(address, 5.0).nodes] == [one.node for one in before.nodes] == [f"{HERE}/id", "gpu-2/id"]
+    assert [node.node for node in known_nodes(address, 5.0).nodes] == [node.node for node in before.nodes] == [f"{HERE}/id", "gpu-2/id"]
 
 
-def test_each_key_is_on_the_page(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_key_is_on_the_page(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = JobOfNodes(make_job, root, HERE)
     job.close()
-    found = shown(job, capsys)
+    document = status_of(job, capsys)
     text = page_text("json.md").partition("\n## status of all nodes")[2].partition("\n## ")[0]
-    for key in (*found, *(f"nodes.{key}" for key in found["nodes"][0])):
+    for key in (*document, *(f"nodes.{key}" for key in document["nodes"][0])):
         assert f"`{key}`" in text
 
 
 @pytest.mark.slow
-def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = JobOfNodes(make_job, root, HERE, *(f"gpu-{number}" for number in range(63)))
     job.meet(1, 1)
     for index, node in job.here:
@@ -260,7 +272,7 @@ def test_512_ranks_on_64_nodes_are_a_few_lines_within_a_second(make_job: Any, ro
     assert [line.split()[:4] for line in lines if "more" in line] == [["64", "more", "training", "66"]]
 
 
-def test_a_node_that_serves_the_coordinator_itself_is_asked_from_another_by_its_name(make_job: Any, root: Path) -> None:
+def test_a_node_that_serves_the_coordinator_itself_is_asked_from_another_by_its_name(make_job: type[RecordedJob], root: Path) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     place = job.nodes["gpu-2"].directory / "cluster" / "node.json"
     own = CoordinatorAddress("127.0.0.1", 4711, "key")

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
 """`supervise bundle`: what it holds, what it must never hold, how large it may be, and what it writes."""
 
 from __future__ import annotations
@@ -40,13 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from health.model import Json
+    from tests.support.recorded_job import RecordedJob
 
 MIB = 1 << 20
 FOUND: Json = {"kind": "oom", "line": "Memory cgroup out of memory"}
 WELL = Diagnosis((), (), 0.1, 1.0, Readings([Reading("kernel_log", KERNEL, "kernel.findings", [FOUND])]))
 
 
-def packed(written: Any, number: int | None = None, *, most: int = 64 * MIB, secrets: KnownSecrets | None = None) -> BundleContents:
+def packed(written: RecordedJob, number: int | None = None, *, most: int = 64 * MIB, secrets: KnownSecrets | None = None) -> BundleContents:
     """Collect a bundle of a job whose node is well."""
     place = find_job(state_root(written.settings), written.job)
     subject = sources.find_subject(place, view_of(place)[0], number)
@@ -56,10 +56,10 @@ def packed(written: Any, number: int | None = None, *, most: int = 64 * MIB, sec
 
 
 def content(contents: BundleContents, name: str) -> bytes:
-    return next(one.content for one in contents.members if one.name == name)
+    return next(member.content for member in contents.members if member.name == name)
 
 
-def failed(written: Any, *facts: Evidence) -> None:
+def failed(written: RecordedJob, *facts: Evidence) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 3, step=3)
@@ -68,23 +68,23 @@ def failed(written: Any, *facts: Evidence) -> None:
     written.succeed(60)
 
 
-def keep_incident(written: Any, number: int, card: str) -> None:
+def keep_incident(written: RecordedJob, number: int, card: str) -> None:
     kept = written.directory / "incidents" / f"{number:04d}"
     kept.mkdir(parents=True)
     (kept / "card.txt").write_text(card, "utf-8")
     (kept / "evidence.json").write_text(json.dumps([{"text": card}]), "utf-8")
 
 
-def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(written: Any) -> None:
+def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(written: RecordedJob) -> None:
     failed(written)
     keep_incident(written, 1, "-- incident 1 of job train")
     for name in ("rank-0.err", "rank-1.err", "rank-1.out", "agent.log"):
         written.log(1, name, f"{name} of attempt 1\n".encode())
     written.log(2, "rank-1.err", b"of attempt 2\n")
     contents = packed(written)
-    assert [one.name for one in contents.members] == [
+    assert [member.name for member in contents.members] == [
         "card.txt", "evidence.json", "status.json", "settings.txt", "versions.json", "doctor.json", "kernel-findings.json", *(
-        ["nvidia-smi.txt"] if any(one.name == "nvidia-smi.txt" for one in contents.members) else []),
+        ["nvidia-smi.txt"] if any(member.name == "nvidia-smi.txt" for member in contents.members) else []),
         "journal.jsonl", "logs/rank-1.out", "logs/rank-1.err", "logs/agent.log", "logs/rank-0.err",
     ]  # fmt: skip
     assert content(contents, "logs/rank-1.err") == b"rank-1.err of attempt 1\n", "of the attempt that failed"
@@ -93,12 +93,12 @@ def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(wri
     assert json.loads(content(contents, "versions.json"))["packages"]["click"]
     assert dict(contents.left_out)["supervise.log"] == "No such file or directory"
     manifest = json.loads(contents.manifest({"job": "train"}))
-    assert {row["name"] for row in manifest["members"]} == {one.name for one in contents.members}
+    assert {row["name"] for row in manifest["members"]} == {member.name for member in contents.members}
     assert {"name": "supervise.log", "why": "No such file or directory"} in manifest["left_out"]
 
 
 @pytest.mark.process
-def test_it_holds_what_nvidia_smi_answers(written: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_holds_what_nvidia_smi_answers(written: RecordedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "asked: $*"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -106,17 +106,17 @@ def test_it_holds_what_nvidia_smi_answers(written: Any, tmp_path: Path, monkeypa
     assert content(packed(written), "nvidia-smi.txt") == b"asked: -q\n"
 
 
-def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: Any, tmp_path: Path) -> None:
+def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: RecordedJob, tmp_path: Path) -> None:
     failed(written, Evidence("log", "exception", f"RuntimeError: token={CANARY}", 1))
     found = content(packed(written), "journal.jsonl")
     assert CANARY.encode() not in found
     (tmp_path / "journal.jsonl").write_bytes(found)
     view = read_view(tmp_path / "journal.jsonl")
-    assert (view.problems, [one.number for one in view.incidents]) == ([], [1])
+    assert (view.problems, [incident.number for incident in view.incidents]) == ([], [1])
     assert view.run is not None
 
 
-def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: RecordedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_diagnosis", lambda _: WELL)
     before = redact._key  # noqa: SLF001  what `use_key` replaces
     try:
@@ -134,10 +134,10 @@ def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: 
     for name in ("journal.jsonl", "logs/rank-0.err"):
         assert digest.encode() in content(contents, name), name
     key = (job_directory / digest_key.NAME).read_bytes()
-    assert not any(key in one.content or key.hex().encode() in one.content for one in contents.members)
+    assert not any(key in member.content or key.hex().encode() in member.content for member in contents.members)
 
 
-def test_a_later_time_of_a_long_run_is_not_in_it(written: Any) -> None:
+def test_a_later_time_of_a_long_run_is_not_in_it(written: RecordedJob) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -150,7 +150,7 @@ def test_a_later_time_of_a_long_run_is_not_in_it(written: Any) -> None:
     assert '"step":300' not in found
 
 
-def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, make_job: Any) -> None:
+def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, make_job: type[RecordedJob]) -> None:
     first = make_job(root)
     failed(first)
     second = make_job(root, anew=True)
@@ -171,7 +171,7 @@ def read_of(journal: bytes, place: Path) -> list[Any]:
     return read_view(place / "slice.jsonl").incidents
 
 
-def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_error(written: Any) -> None:
+def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_error(written: RecordedJob) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 3, step=3)
@@ -179,7 +179,7 @@ def test_a_job_without_an_incident_has_a_bundle_too_and_a_wrong_number_is_an_err
     written.close()
     contents = packed(written)
     assert content(contents, "logs/rank-0.out") == b"hello\n"
-    assert "card.txt" not in [one.name for one in contents.members]
+    assert "card.txt" not in [member.name for member in contents.members]
     with pytest.raises(SuperviseError, match="no such incident: job train: 7") as error:
         packed(written, 7)
     assert error.value.exit_code == 64
@@ -191,10 +191,10 @@ def test_below_the_cap_a_text_keeps_its_end_and_the_rest_is_left_out() -> None:
     contents.add("b.json", "", lambda: ["x" * 500], archive.document)
     contents.add("c.txt", "", lambda: "".join(f"line {number}\n" for number in range(1000)))
     contents.add("d.txt", "", lambda: "too late")
-    assert [(one.name, one.is_cut) for one in contents.members] == [("a.json", False), ("c.txt", True)]
+    assert [(member.name, member.is_cut) for member in contents.members] == [("a.json", False), ("c.txt", True)]
     assert contents.members[1].content.startswith(b"line 9")
     assert contents.members[1].content.endswith(b"line 999\n")
-    assert sum(len(one.content) for one in contents.members) <= 1000
+    assert sum(len(member.content) for member in contents.members) <= 1000
     assert [name for name, _ in contents.left_out] == ["b.json", "d.txt"]
 
 
@@ -364,7 +364,7 @@ def test_the_ranks_of_a_job_that_runs_are_asked_for_their_stacks(tmp_path: Path)
             job.terminate()
             job.wait(60)
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
-        (answer,) = [one for one in tar.getmembers() if one.name.endswith("/stacks/rank-0-now.txt")]
+        (answer,) = [member for member in tar.getmembers() if member.name.endswith("/stacks/rank-0-now.txt")]
         file = tar.extractfile(answer)
         assert file is not None
         assert b"in stuck_here" in file.read()

@@ -41,23 +41,23 @@ ROOT = Path(__file__).parents[3]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def toned(shown: FactPage | Table) -> Iterable[tuple[str, str, Tone]]:
+def toned(fact_page: FactPage | Table) -> Iterable[tuple[str, str, Tone]]:
     """Yield where a text stands (its label or its column), the text, and its tone."""
-    if isinstance(shown, FactPage):
+    if isinstance(fact_page, FactPage):
         label = ""
-        for fact in shown.facts:
+        for fact in fact_page.facts:
             label = fact.label or label
             yield label, fact.text, fact.tone
         return
-    for row in shown.rows:
-        for column, cell in zip(shown.columns, row, strict=True):
+    for row in fact_page.rows:
+        for column, cell in zip(fact_page.columns, row, strict=True):
             yield column.name, *((cell.text, cell.tone) if isinstance(cell, Cell) else (cell, Tone.PLAIN))
 
 
-def require_words(shown: Iterable[FactPage | Table]) -> None:
+def require_words(fact_pages: Iterable[FactPage | Table]) -> None:
     """Require that in one place two texts of two tones are two texts, and that colour changes no character."""
     tones = defaultdict[tuple[str, str], set[Tone]](set)
-    for each in shown:
+    for each in fact_pages:
         draw: Callable[..., str] = render if isinstance(each, FactPage) else render_table
         for width in (40, 100):
             coloured = draw(each, Surface(width, colour=True))

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """A journal that is read bit by bit, as it grows, is what the whole file is; a file that was replaced or cut is read anew."""
 
 from __future__ import annotations
@@ -6,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +17,8 @@ from tests.report.ledger.test_simulated import recorded
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.recorded_job import RecordedJob
 
 
 def assert_is_whole(reading: ViewFollower, path: Path) -> None:
@@ -41,7 +42,7 @@ def test_a_journal_that_grows_is_at_each_moment_what_the_whole_file_is(tmp_path:
     assert not reading.advance(), "nothing was added"
 
 
-def test_what_a_reader_was_given_stays_as_it_is(written: Any) -> None:
+def test_what_a_reader_was_given_stays_as_it_is(written: RecordedJob) -> None:
     written.begin()
     written.start(5)
     written.progress(10, 1, step=1)
@@ -64,7 +65,7 @@ def test_what_a_reader_was_given_stays_as_it_is(written: Any) -> None:
     assert reading.view.ledgers() == fold(scan(path)).ledgers() != ledgers
 
 
-def test_a_journal_of_a_new_run_is_read_anew(root: Path, make_job: Any) -> None:
+def test_a_journal_of_a_new_run_is_read_anew(root: Path, make_job: type[RecordedJob]) -> None:
     written = make_job(root)
     written.begin(run_id="run-1")
     written.start(5)
@@ -86,7 +87,7 @@ def test_a_journal_of_a_new_run_is_read_anew(root: Path, make_job: Any) -> None:
     assert (reading.view.ledgers(), reading.view.run) == ([], None)
 
 
-def test_a_journal_that_was_cut_or_damaged_is_read_anew_with_its_damage(written: Any) -> None:
+def test_a_journal_that_was_cut_or_damaged_is_read_anew_with_its_damage(written: RecordedJob) -> None:
     written.begin()
     written.start(5)
     written.progress(10, 1, step=1)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """What `status` takes from where it is while a job lives: the end of its log, its ranks' heartbeats and processes, its GPUs, its saves."""
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.view.status import Status
+    from tests.support.recorded_job import RecordedJob
 
 
-def alive(written: Any, **more: Any) -> None:
+def alive(written: RecordedJob, **more: Any) -> None:
     """Begin a run whose supervisor is this very process."""
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks, **more)
 
 
-def read(written: Any, gpus: LiveGpus | None = None) -> Status:
+def read(written: RecordedJob, gpus: LiveGpus | None = None) -> Status:
     """Return where the job stands, once all that was written is on the disk."""
     assert written.journal.close(10)
     return status_of(JobFiles("train", written.node, written.directory), gpus)
@@ -72,7 +73,7 @@ def sleeper() -> Iterator[Callable[[], int]]:
         process.wait()
 
 
-def test_the_log_gives_the_total_and_the_losses_of_a_young_run(written: Any) -> None:
+def test_the_log_gives_the_total_and_the_losses_of_a_young_run(written: RecordedJob) -> None:
     alive(written)
     written.start(1)
     written.progress(5, 9, step=9)
@@ -85,7 +86,7 @@ def test_the_log_gives_the_total_and_the_losses_of_a_young_run(written: Any) -> 
     assert (status.loss.values[0], status.loss.values[-1]) == (4.9, 4.0)
 
 
-def test_steps_that_supervise_counts_from_a_known_beginning_have_the_total_of_the_command(written: Any) -> None:
+def test_steps_that_supervise_counts_from_a_known_beginning_have_the_total_of_the_command(written: RecordedJob) -> None:
     alive(written)
     written.start(1)
     written.feed(events.ProgressObserved(written.T0 + 5, 1, None, 1, Phase.TRAIN))
@@ -101,7 +102,7 @@ def test_steps_that_supervise_counts_from_a_known_beginning_have_the_total_of_th
     assert status_from(JobFiles("train", written.node, written.directory), replace(view, run=asked), alive=True).total_steps is None
 
 
-def test_the_journal_gives_the_losses_of_a_run_that_has_them(written: Any) -> None:
+def test_the_journal_gives_the_losses_of_a_run_that_has_them(written: RecordedJob) -> None:
     alive(written)
     written.start(1)
     for minute in range(30):
@@ -138,7 +139,7 @@ def test_a_long_log_is_read_at_its_end_only(tmp_path: Path) -> None:
     assert time.process_time() - began < 0.5
 
 
-def test_a_rank_that_stands_still_shows_what_it_waits_for(written: Any, sleeper: Callable[[], int]) -> None:
+def test_a_rank_that_stands_still_shows_what_it_waits_for(written: RecordedJob, sleeper: Callable[[], int]) -> None:
     pids = [sleeper() for _ in range(3)]
     os.kill(pids[1], signal.SIGSTOP)
     alive(written)
@@ -160,7 +161,7 @@ def test_a_rank_that_stands_still_shows_what_it_waits_for(written: Any, sleeper:
     assert first.memory_bytes
 
 
-def test_a_hang_is_a_state_and_its_pace_is_0(written: Any) -> None:
+def test_a_hang_is_a_state_and_its_pace_is_0(written: RecordedJob) -> None:
     alive(written)
     written.start(1)
     for n in range(3):
@@ -173,7 +174,7 @@ def test_a_hang_is_a_state_and_its_pace_is_0(written: Any) -> None:
     assert status.hang.where == "rank 0 on gpu-7:0, train.py:65 in main"
 
 
-def test_the_newest_save_is_shown_before_it_is_verified(written: Any, tmp_path: Path) -> None:
+def test_the_newest_save_is_shown_before_it_is_verified(written: RecordedJob, tmp_path: Path) -> None:
     alive(written, scratch=str(tmp_path / "scratch"))
     written.start(1)
     written.progress(5, 9, step=9)
@@ -213,13 +214,13 @@ class Nvml:
         type(self).closed += 1
 
 
-def with_gpus(written: Any) -> None:
+def with_gpus(written: RecordedJob) -> None:
     alive(written)
     written.feed(events.GpusListed(written.T0, (Gpu(0, "GPU-a"), Gpu(1, "GPU-b", quarantined="xid 79"))))
     written.start(1)
 
 
-def test_what_the_gpus_hold_is_asked_of_nvml_while_the_job_runs(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_gpus_hold_is_asked_of_nvml_while_the_job_runs(written: RecordedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("health.probing.runner.Runner", Nvml)
     with_gpus(written)
     with LiveGpus() as gpus:
@@ -242,11 +243,11 @@ def test_a_gpu_whose_clock_is_far_below_the_others_is_slow_and_one_that_rests_is
     assert not any(gpu.slow for gpu in with_slow(gpus[1:2]))
 
 
-def read_again(written: Any, gpus: LiveGpus) -> Status:
+def read_again(written: RecordedJob, gpus: LiveGpus) -> Status:
     return status_of(JobFiles("train", written.node, written.directory), gpus)
 
 
-def test_a_driver_that_hangs_holds_no_page_up(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_holds_no_page_up(written: RecordedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     hang = threading.Event()
     monkeypatch.setattr(Nvml, "hangs", hang)
     monkeypatch.setattr("health.probing.runner.Runner", Nvml)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise logs`: the captured output, in order, byte for byte."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,9 @@ from supervisor.guardian.logs import Appender, LogFile
 from supervisor.job import identity
 from tests.support.waiting import PATIENCE_S, wait_for
 
+if TYPE_CHECKING:
+    from tests.support.recorded_job import RecordedJob
+
 REPOSITORY = Path(__file__).parents[3]
 _FOLLOW = """
 import dataclasses, sys
@@ -33,7 +36,7 @@ logs(dataclasses.replace(Settings(), job=JobSection(state_dir=sys.argv[1])), "tr
 """
 
 
-def finished(written: Any) -> None:
+def finished(written: RecordedJob) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -41,7 +44,7 @@ def finished(written: Any) -> None:
     written.succeed(60)
 
 
-def test_one_rank_of_one_attempt_with_its_parts_in_order(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_one_rank_of_one_attempt_with_its_parts_in_order(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     written.log(1, "rank-1.out.2", b"one\n")
     written.log(1, "rank-1.out.1", b"two\xff\n")
@@ -52,7 +55,7 @@ def test_one_rank_of_one_attempt_with_its_parts_in_order(written: Any, capfdbina
     assert capfdbinary.readouterr().out == b"one\ntwo\xff\nthree\n"
 
 
-def test_each_part_names_its_rank(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_each_part_names_its_rank(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     for name in ("rank-10.out", "rank-2.err", "rank-2.out", "agent.log"):
         written.log(2, name, name.encode() + b"\n")
@@ -63,7 +66,7 @@ def test_each_part_names_its_rank(written: Any, capfdbinary: pytest.CaptureFixtu
     assert shown == "".join(f"==> 0002/{name} <==\n{name}\n" for name in names)
 
 
-def test_the_rank_that_died_first(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_rank_that_died_first(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     for rank in (0, 1):
         written.log(1, f"rank-{rank}.log", b"rank %d\n" % rank)
@@ -73,7 +76,9 @@ def test_the_rank_that_died_first(written: Any, capfdbinary: pytest.CaptureFixtu
         logs(written.settings, "train", 2, first_failure=True)
 
 
-def test_an_earlier_run_is_reached_by_its_name(written: Any, make_job: Any, root: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_an_earlier_run_is_reached_by_its_name(
+    written: RecordedJob, make_job: type[RecordedJob], root: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -110,14 +115,14 @@ def test_an_earlier_run_is_reached_by_its_name(written: Any, make_job: Any, root
     assert shown(run="run-1") == b"bad 4\n"
 
 
-def test_a_rank_that_wrote_nothing_is_no_error(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_a_rank_that_wrote_nothing_is_no_error(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     written.log(1, "rank-0.out", b"other\n")
     assert logs(written.settings, "train", 1, LogSelection(rank=1)) == 0
     assert capfdbinary.readouterr() == (b"", b"supervise: rank 1 wrote nothing in attempt 1\n")
 
 
-def test_a_rank_that_the_attempt_does_not_have_is_an_error(written: Any) -> None:
+def test_a_rank_that_the_attempt_does_not_have_is_an_error(written: RecordedJob) -> None:
     finished(written)
     written.log(2, "rank-0.out", b"x")
     with pytest.raises(SuperviseError, match="no such rank: job train: attempt 2: 7") as caught:
@@ -137,7 +142,7 @@ def test_a_rank_that_the_attempt_does_not_have_is_an_error(written: Any) -> None
     ],
 )
 def test_the_last_lines_reach_back_through_the_parts(
-    written: Any, capfdbinary: pytest.CaptureFixture[bytes], lines: int, shown: bytes
+    written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes], lines: int, shown: bytes
 ) -> None:
     finished(written)
     written.log(2, "rank-0.out.2", b"one\n")
@@ -147,7 +152,7 @@ def test_the_last_lines_reach_back_through_the_parts(
     assert capfdbinary.readouterr().out == shown
 
 
-def test_the_last_lines_of_a_file_of_many_blocks(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_last_lines_of_a_file_of_many_blocks(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     every = [b"%06d\n" % n for n in range(50_000)]
     written.log(2, "rank-0.out", b"".join(every))
@@ -155,7 +160,7 @@ def test_the_last_lines_of_a_file_of_many_blocks(written: Any, capfdbinary: pyte
     assert capfdbinary.readouterr().out == b"".join(every[-20_000:])
 
 
-def captured(written: Any, monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float, bytes], limit_bytes: int = 1 << 20) -> Path:
+def captured(written: RecordedJob, monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float, bytes], limit_bytes: int = 1 << 20) -> Path:
     """Let the guardian's own thread write a rank's output at these times."""
     path = written.directory / "attempts" / "0002" / "rank-0.out"
     clock = [0.0]
@@ -170,7 +175,7 @@ def captured(written: Any, monkeypatch: pytest.MonkeyPatch, *blocks: tuple[float
 
 
 def test_each_line_has_the_time_at_which_it_was_begun(
-    written: Any, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    written: RecordedJob, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     finished(written)
     then = datetime(2026, 9, 21, 14, 0, 0).timestamp()  # noqa: DTZ001  the clock of the person who asks
@@ -189,7 +194,7 @@ def test_each_line_has_the_time_at_which_it_was_begun(
 
 
 def test_the_times_go_through_the_rotations_with_their_part(
-    written: Any, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    written: RecordedJob, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     finished(written)
     then = datetime(2026, 9, 21, 14, 0, 0).timestamp()  # noqa: DTZ001  the clock of the person who asks
@@ -202,7 +207,7 @@ def test_the_times_go_through_the_rotations_with_their_part(
     assert capfdbinary.readouterr().out.decode().splitlines() == expected[5:]
 
 
-def test_output_without_times_is_printed_whole_and_says_so(written: Any, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_output_without_times_is_printed_whole_and_says_so(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     path = written.log(2, "rank-0.out", b"old\n")
     logs(written.settings, "train", None, LogSelection(times=True, since=time.time() - 60))
@@ -222,7 +227,7 @@ def test_a_moment_is_how_long_ago_or_a_time() -> None:
             moment(text, now)
 
 
-def test_an_attempt_without_output_names_those_with_some(written: Any) -> None:
+def test_an_attempt_without_output_names_those_with_some(written: RecordedJob) -> None:
     finished(written)
     written.log(1, "rank-1.log", b"x")
     with pytest.raises(SuperviseError, match="attempt 7") as caught:
@@ -232,7 +237,7 @@ def test_an_attempt_without_output_names_those_with_some(written: Any) -> None:
 
 
 @pytest.mark.process
-def test_following_shows_what_comes_through_rotations_and_ends_with_the_job(written: Any) -> None:
+def test_following_shows_what_comes_through_rotations_and_ends_with_the_job(written: RecordedJob) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)
@@ -262,7 +267,7 @@ def test_following_shows_what_comes_through_rotations_and_ends_with_the_job(writ
 
 
 @pytest.mark.process
-def test_following_goes_on_with_the_next_attempt(written: Any) -> None:
+def test_following_goes_on_with_the_next_attempt(written: RecordedJob) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)
@@ -284,7 +289,7 @@ def test_following_goes_on_with_the_next_attempt(written: Any) -> None:
 
 
 @pytest.mark.process
-def test_a_reader_that_has_enough_is_no_error(written: Any) -> None:
+def test_a_reader_that_has_enough_is_no_error(written: RecordedJob) -> None:
     finished(written)
     written.log(2, "rank-0.out", b"y\n" * 1_000_000)
     command = [sys.executable, "-m", "supervisor", "logs", "--state-dir", str(state_root(written.settings))]

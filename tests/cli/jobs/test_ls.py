@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
 """`supervise ls`: every job of a state directory, and where it stands."""
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ import os
 import re
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,8 +21,12 @@ from supervisor.job import identity
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.recorded_job import RecordedJob
 
-def test_each_job_has_a_line_and_the_last_changed_is_first(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_each_job_has_a_line_and_the_last_changed_is_first(
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = make_job(root, "done")
     done.begin()
     done.start(1)
@@ -48,22 +51,22 @@ def test_each_job_has_a_line_and_the_last_changed_is_first(make_job: Any, root: 
         assert f" {states} " in row
     assert rows[2].split()[2] == "40"
     assert ls(done.settings, as_json=True) == 0
-    assert [one["job"] for one in json.loads(capsys.readouterr().out)] == ["runs", "died", "done"]
+    assert [row["job"] for row in json.loads(capsys.readouterr().out)] == ["runs", "died", "done"]
 
 
-def test_its_json_is_that_of_status(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_json_is_that_of_status(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     from supervisor.cli.jobs.job_files import find_job, state_root  # noqa: PLC0415  for this test only
 
     written.begin()
     written.start(1)
     written.succeed(10)
     ls(written.settings, as_json=True)
-    (found,) = json.loads(capsys.readouterr().out)
+    (document,) = json.loads(capsys.readouterr().out)
     status = json.loads(json_text(status_of(find_job(state_root(written.settings), "train"))))
-    assert found == status | {"now": found["now"]}
+    assert document == status | {"now": document["now"]}
 
 
-def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_node_is_named_where_there_are_several(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for node in ("gpu-1", "gpu-2"):
         job = make_job(root, "train", node)
         job.begin()
@@ -75,7 +78,7 @@ def test_the_node_is_named_where_there_are_several(make_job: Any, root: Path, ca
 
 
 @pytest.mark.parametrize(("columns", "names"), [(80, 6), (200, 6)])
-def test_the_table_fits_the_terminal(written: Any, monkeypatch: pytest.MonkeyPatch, columns: int, names: int) -> None:
+def test_the_table_fits_the_terminal(written: RecordedJob, monkeypatch: pytest.MonkeyPatch, columns: int, names: int) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -95,7 +98,7 @@ def test_the_table_fits_the_terminal(written: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_where_the_table_does_not_fit_each_job_has_all_its_facts_below_each_other(
-    written: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)

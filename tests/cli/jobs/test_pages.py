@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
 """`status` and `report` of five failures, as they look at 40, 80 and 140 columns. tests/report/test_goldens.py has the card and `why`.
 
 The pages are in the folder pages/. `UPDATE_PAGES=1 pytest tests/cli/jobs/test_pages.py` writes them anew; then read them.
@@ -9,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from supervisor.report.table import Table
+    from tests.support.recorded_job import RecordedJob
 
 pytestmark = pytest.mark.usefixtures("in_utc")
 
@@ -63,7 +63,7 @@ def compare(name: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_the_pages_of_a_failure(name: str, root: Path, make_job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_of_a_failure(name: str, root: Path, make_job: type[RecordedJob], monkeypatch: pytest.MonkeyPatch) -> None:
     written = make_job(root, "bert", "gpu-7")
     STORIES[name](lambda policy: Story(written, policy=policy))
     place = JobFiles("bert", "gpu-7", written.directory)

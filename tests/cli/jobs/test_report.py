@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
 """`supervise report`: on a job that runs, was killed, ended, has many runs, none, a damaged journal, or thousands of attempts."""
 
 from __future__ import annotations
@@ -32,23 +31,24 @@ from tests.support.pages import page_text
 
 if TYPE_CHECKING:
     from supervisor.journal.records import Body
+    from tests.support.recorded_job import RecordedJob
 
 ROOT = Path(__file__).parents[3]
 
 
-def page(written: Any, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> str:
+def page(written: RecordedJob, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> str:
     assert report(written.settings, "train", all_runs=all_runs) == 0
     return capsys.readouterr().out
 
 
-def document(written: Any, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> dict[str, Any]:
+def document(written: RecordedJob, capsys: pytest.CaptureFixture[str], *, all_runs: bool = False) -> dict[str, Any]:
     assert report(written.settings, "train", all_runs=all_runs, as_json=True) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert math.fsum(found["seconds"].values()) == pytest.approx(found["wall_s"], rel=0.001)
-    return found
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert math.fsum(document["seconds"].values()) == pytest.approx(document["wall_s"], rel=0.001)
+    return document
 
 
-def fails_once(written: Any, begin_t: float = 0.0) -> None:
+def fails_once(written: RecordedJob, begin_t: float = 0.0) -> None:
     """Train 100 steps in 100 s, fail, resume at step 3, and reach step 104."""
     written.start(begin_t + 5)
     for n in range(1, 101, 9):
@@ -59,21 +59,21 @@ def fails_once(written: Any, begin_t: float = 0.0) -> None:
         written.progress(begin_t + 120 + n, n - 3, step=n)
 
 
-def test_a_run_with_one_failure(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_one_failure(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.feed(GpusListed(written.T0, (Gpu(0, "GPU-0"),)))
     fails_once(written)
     written.close()
-    found = document(written, capsys)
-    (run,), (incident, death) = found["runs"], found["incidents"]
+    report = document(written, capsys)
+    (run,), (incident, death) = report["runs"], report["incidents"]
     assert death["summary"] == "supervise died while this attempt ran"
-    assert (found["attempts"], found["failures"], run["reached_step"], run["is_over"], run["goes_on"]) == (2, 2, 104, False, False)
+    assert (report["attempts"], report["failures"], run["reached_step"], run["is_over"], run["goes_on"]) == (2, 2, 104, False, False)
     assert (incident["cause"], incident["rank"], incident["lost_steps"], incident["resumed_step"]) == ("killed_unknown", 1, 97, 3)
     assert incident["mttd_s"] == pytest.approx(0.004)
     assert incident["rank_hours"] == pytest.approx(incident["lost_s"] * 2 / 3600)
-    assert found["mtbf_s"] is None, "two failures make no mean"
-    assert found["mtbf_range_s"] == [pytest.approx(found["ran_s"] / 6.2958, rel=1e-4), pytest.approx(found["ran_s"] / 0.35536, rel=1e-4)]
-    assert found["ettr"] == pytest.approx(found["seconds"]["productive"] / found["wall_s"])
+    assert report["mtbf_s"] is None, "two failures make no mean"
+    assert report["mtbf_range_s"] == [pytest.approx(report["ran_s"] / 6.2958, rel=1e-4), pytest.approx(report["ran_s"] / 0.35536, rel=1e-4)]
+    assert report["ettr"] == pytest.approx(report["seconds"]["productive"] / report["wall_s"])
     text = page(written, capsys)
     assert "supervise died" in text
     assert "97 steps" in text
@@ -82,18 +82,20 @@ def test_a_run_with_one_failure(written: Any, capsys: pytest.CaptureFixture[str]
     assert "MTBF" not in text, "an interval of two failures says nothing"
 
 
-def test_a_job_that_runs_is_reported_up_to_now(written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_runs_is_reported_up_to_now(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     written.begin(pid=os.getpid(), start_ticks=identity.this_process().start_ticks)
     written.start(5)
     written.progress(10, 1, step=1)
     written.close()
     monkeypatch.setattr(time, "time", lambda: written.T0 + 70)
-    found = document(written, capsys)
-    assert (found["wall_s"], found["seconds"]["productive"], found["runs"][0]["goes_on"]) == (70.0, 60.0, True)
+    report = document(written, capsys)
+    assert (report["wall_s"], report["seconds"]["productive"], report["runs"][0]["goes_on"]) == (70.0, 60.0, True)
     assert "it goes on" in page(written, capsys)
 
 
-def test_several_runs_are_added_up(root: Path, make_job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_are_added_up(root: Path, make_job: type[RecordedJob], capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(3):
         written = make_job(root, anew=number > 0)
         written.begin(run_id=f"run-{number}")
@@ -111,7 +113,7 @@ def test_several_runs_are_added_up(root: Path, make_job: Any, capsys: pytest.Cap
     assert "3 runs, since" in page(written, capsys, all_runs=True)
 
 
-def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     for number in range(3):
         begin_t = 300.0 * number
@@ -124,21 +126,21 @@ def test_a_save_that_holds_the_ranks_is_advised_on_after_three_failures(written:
             written.feed(ProgressObserved(written.T0 + begin_t + at, attempt, step, step, phase))
         written.fail(begin_t + 205)
     written.close()
-    found = document(written, capsys)
-    assert found["mtbf_s"] == pytest.approx(found["ran_s"] / 3)
-    assert found["advice"]["save_s"] == pytest.approx(10.0)
-    assert 30 < found["advice"]["best_s"] < 100
+    report = document(written, capsys)
+    assert report["mtbf_s"] == pytest.approx(report["ran_s"] / 3)
+    assert report["advice"]["save_s"] == pytest.approx(10.0)
+    assert 30 < report["advice"]["best_s"] < 100
     assert "save every" in page(written, capsys)
 
 
-def test_without_a_run_the_report_names_the_journal(written: Any) -> None:
+def test_without_a_run_the_report_names_the_journal(written: RecordedJob) -> None:
     written.close()
     with pytest.raises(SuperviseError, match="no run is recorded: train") as caught:
         report(written.settings, "train")
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_journal_is_reported_on_with_its_damage(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)
     written.close()
@@ -146,16 +148,16 @@ def test_a_damaged_journal_is_reported_on_with_its_damage(written: Any, capsys: 
     lines = path.read_bytes().splitlines(keepends=True)
     lost = next(n for n, line in enumerate(lines) if b'"event":"EvidenceCollected"' in line)
     path.write_bytes(b"".join([*lines[:lost], b"\0" * 100 + b"\n", *lines[lost + 1 :], b'{"crc":"']))
-    found = document(written, capsys)
-    assert any("damaged record" in problem for problem in found["problems"])
-    assert 0 < found["seconds"]["unaccounted"] < found["wall_s"]
+    document_of_run = document(written, capsys)
+    assert any("damaged record" in problem for problem in document_of_run["problems"])
+    assert 0 < document_of_run["seconds"]["unaccounted"] < document_of_run["wall_s"]
     path.write_bytes(b"nothing that is a record\n")
     with pytest.raises(SuperviseError, match="no run is recorded"):
         report(written.settings, "train")
 
 
 @pytest.mark.slow
-def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_report_on_five_thousand_attempts_takes_seconds(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.close()
     bodies: list[tuple[float, Body]] = [(0.0, Header("train", written.node)), (0.0, RunBegan("run-1"))]
     for n in range(1, 5001):
@@ -175,14 +177,14 @@ def test_a_report_on_five_thousand_attempts_takes_seconds(written: Any, capsys: 
     lines = (encode(number, written.T0 + t, written.T0 + t, body) for number, (t, body) in enumerate(bodies, 1))
     path.write_bytes(b"".join(lines))
     began_s = time.process_time()
-    found = document(written, capsys)
+    report = document(written, capsys)
     took_s = time.process_time() - began_s
-    assert (found["attempts"], found["wall_s"]) == (5000, 50009.0)
+    assert (report["attempts"], report["wall_s"]) == (5000, 50009.0)
     assert took_s < 15, "CPU seconds; 2 to 3 where nothing else runs"
     check_ledgers(scan(path))
 
 
-def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_is_written_as_one_page_with_the_cards(written: RecordedJob, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)
     written.close()
@@ -197,7 +199,7 @@ def test_the_report_is_written_as_one_page_with_the_cards(written: Any, tmp_path
         report(written.settings, "train", html_file=str(tmp_path / "nowhere" / "report.html"))
 
 
-def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(written: Any, tmp_path: Path) -> None:
+def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(written: RecordedJob, tmp_path: Path) -> None:
     written.begin()
     written.close()
     link, pipe = tmp_path / "link.html", tmp_path / "pipe"
@@ -214,7 +216,7 @@ def test_a_report_replaces_the_file_behind_a_link_and_is_written_into_a_pipe(wri
 
 
 @pytest.mark.parametrize("losses", [(-1e308, 1e308), (0.0, 5e-324), (1.7e308, 1.7e308)])
-def test_a_loss_that_a_float_just_holds_hides_no_page(written: Any, tmp_path: Path, losses: tuple[float, ...]) -> None:
+def test_a_loss_that_a_float_just_holds_hides_no_page(written: RecordedJob, tmp_path: Path, losses: tuple[float, ...]) -> None:
     written.begin()
     written.start(5)
     for step in range(10):
@@ -225,7 +227,7 @@ def test_a_loss_that_a_float_just_holds_hides_no_page(written: Any, tmp_path: Pa
     assert status(written.settings, "train", as_json=False) == 0
 
 
-def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from_what(written: Any, tmp_path: Path) -> None:
+def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from_what(written: RecordedJob, tmp_path: Path) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -237,11 +239,11 @@ def test_the_page_of_a_run_that_was_given_up_says_how_to_start_it_again_and_from
     assert "from scratch: no checkpoint is verified" in text
 
 
-def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_field_of_the_json_is_documented(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     fails_once(written)
     written.close()
-    found = document(written, capsys)
+    report = document(written, capsys)
     described = page_text("json.md").partition("\n## report\n")[2].partition("\n## ")[0]
     documented = set(re.findall(r"^\| `([\w.]+)` \|", described, re.MULTILINE)) | {"version"}
     kinds = {
@@ -253,9 +255,9 @@ def test_every_field_of_the_json_is_documented(written: Any, capsys: pytest.Capt
         "scaling": Scaling,
         "step_shares": StepShares,
     }
-    inner = {f"{name}.{key}" for name in ("runs", "incidents") for key in found[name][0]}
+    inner = {f"{name}.{key}" for name in ("runs", "incidents") for key in report[name][0]}
     inner |= {f"{name}.{key}" for name, kind in kinds.items() for key in kind.__struct_fields__}
-    assert documented == {*found, *inner}
+    assert documented == {*report, *inner}
 
 
 def test_every_state_is_documented() -> None:
@@ -265,12 +267,12 @@ def test_every_state_is_documented() -> None:
 
 def test_the_page_in_the_documentation_is_one_that_is_printed() -> None:
     printed = (ROOT / "tests/cli/jobs/pages/killed.txt").read_text(encoding="utf-8").partition("##### report, 80 columns\n")[2]
-    shown = page_text("report.md").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
-    assert [line.strip() for line in shown.splitlines()] == [line.strip() for line in printed.partition("\n\n")[0].splitlines()]
+    page = page_text("report.md").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
+    assert [line.strip() for line in page.splitlines()] == [line.strip() for line in printed.partition("\n\n")[0].splitlines()]
 
 
 @pytest.mark.process
-def test_what_makes_pages_is_imported_for_a_page_and_for_nothing_else(written: Any) -> None:
+def test_what_makes_pages_is_imported_for_a_page_and_for_nothing_else(written: RecordedJob) -> None:
     written.begin()
     fails_once(written)
     written.close()

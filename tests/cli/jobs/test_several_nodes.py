@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is a class of conftest.py
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise why` and `report` of a job whose nodes share the state directory: each incident once, with what every node has of it."""
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from tests.cli.jobs.several import JobOfNodes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.recorded_job import RecordedJob
+
 HERE = identity.node_name()
 
 
 @pytest.fixture
-def job(make_job: Any, root: Path) -> JobOfNodes:
+def job(make_job: type[RecordedJob], root: Path) -> JobOfNodes:
     """Return a job of three nodes in which the rank of gpu-2 was killed, then gpu-3 was lost, and came back with a number of its own."""
-    made = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
-    made.meet(1, 1)
-    made.train(5, 61)
-    made.fail(10, "gpu-2")
-    made.meet(20, 2)
-    made.train(25, 62)
-    made.fail(30, "gpu-3", lost=True)
-    made.nodes["gpu-3"].close()
-    made.meet(40, 3, HERE, "gpu-2")
-    made.train(45, 63)
-    made.end(60)
-    return made
+    job_of_nodes = JobOfNodes(make_job, root, HERE, "gpu-2", "gpu-3")
+    job_of_nodes.meet(1, 1)
+    job_of_nodes.train(5, 61)
+    job_of_nodes.fail(10, "gpu-2")
+    job_of_nodes.meet(20, 2)
+    job_of_nodes.train(25, 62)
+    job_of_nodes.fail(30, "gpu-3", lost=True)
+    job_of_nodes.nodes["gpu-3"].close()
+    job_of_nodes.meet(40, 3, HERE, "gpu-2")
+    job_of_nodes.train(45, 63)
+    job_of_nodes.end(60)
+    return job_of_nodes
 
 
 def settings(job: JobOfNodes) -> Any:
@@ -62,15 +64,15 @@ def test_each_incident_is_shown_once_and_names_the_node_that_failed_and_how_it_e
     second = explained(job, capsys)
     assert "Node gpu-3:2 is lost: silent for 60 s" in second
     assert "gpu-3:2: lost" in second
-    found = []
+    documents = []
     for host in job.hosts:
         assert why(job.nodes[host].settings, "train", None, show_all=True, as_json=True) == 0
-        found.append(json.loads(capsys.readouterr().out)["incidents"])
-    assert [one["nodes"] for one in found[0]] == [{HERE: 1, "gpu-2": 1, "gpu-3": 1}, {HERE: 2, "gpu-2": 2}]
+        documents.append(json.loads(capsys.readouterr().out)["incidents"])
+    assert [incident["nodes"] for incident in documents[0]] == [{HERE: 1, "gpu-2": 1, "gpu-3": 1}, {HERE: 2, "gpu-2": 2}]
 
 
 def test_an_incident_of_another_node_alone_is_shown_too_and_its_number_is_not_taken_for_one_of_this_node(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     other = job.nodes["gpu-2"]
@@ -90,31 +92,31 @@ def test_an_incident_of_another_node_alone_is_shown_too_and_its_number_is_not_ta
     assert json.loads(capsys.readouterr().out)["nodes"][1] == {"node": "gpu-2", "attempts": [2], "alone": [1]}
 
 
-def test_jobs_that_never_met_are_not_brought_together(make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_that_never_met_are_not_brought_together(make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for host in (HERE, "gpu-2"):
-        one = make_job(root, node=host)
-        one.begin()
-        one.start(1)
-        one.progress(5, 9)
-        one.fail(10 if host == HERE else 12)
-        one.restart(20)
-        one.succeed(60)
+        job = make_job(root, node=host)
+        job.begin()
+        job.start(1)
+        job.progress(5, 9)
+        job.fail(10 if host == HERE else 12)
+        job.restart(20)
+        job.succeed(60)
     capsys.readouterr()
-    assert why(one.settings, "train", None, show_all=True, as_json=True) == 0
-    (found,) = json.loads(capsys.readouterr().out)["incidents"]
-    assert (found["node"], found["nodes"]) == (HERE, {HERE: 1})
+    assert why(job.settings, "train", None, show_all=True, as_json=True) == 0
+    (incident,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert (incident["node"], incident["nodes"]) == (HERE, {HERE: 1})
 
 
 def test_the_report_shows_the_attempts_of_each_node_together(job: JobOfNodes, capsys: pytest.CaptureFixture[str], root: Path) -> None:
     (root / "train" / "nodes" / "gpu-3").rename(root / "elsewhere")
     assert report(settings(job), "train", as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["nodes"] == [
+    document = json.loads(capsys.readouterr().out)
+    assert document["nodes"] == [
         {"node": HERE, "attempts": [1, 2, 3], "alone": []},
         {"node": "gpu-2", "attempts": [1, 2, 3], "alone": []},
         {"node": "gpu-3", "attempts": [1, 2], "alone": None},
     ]
-    assert [one["number"] for one in found["incidents"]] == [1, 2]
+    assert [incident["number"] for incident in document["incidents"]] == [1, 2]
     assert report(settings(job), "train") == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[-4:] == [
@@ -133,29 +135,29 @@ def test_a_node_whose_journal_has_no_run_shows_the_job_by_that_of_another_node(
     (root / "train" / "nodes" / HERE / "journal.jsonl").write_bytes(content)
     (root / "train" / "nodes" / "gpu-3" / "journal.jsonl").write_bytes(b"")
     capsys.readouterr()
-    told = f"the journal of {HERE} has no run: this is from that of gpu-2"
+    note = f"the journal of {HERE} has no run: this is from that of gpu-2"
     assert report(settings(job), "train", as_json=True) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert found["node"] == "gpu-2"
-    assert [one["number"] for one in found["incidents"]] == [1, 2]
-    assert {one["node"]: one["attempts"] for one in found["nodes"]} == {"gpu-2": [1, 2, 3], HERE: [1, 2, 3], "gpu-3": [1, 2]}
-    assert told in err
+    document = json.loads(out)
+    assert document["node"] == "gpu-2"
+    assert [incident["number"] for incident in document["incidents"]] == [1, 2]
+    assert {node["node"]: node["attempts"] for node in document["nodes"]} == {"gpu-2": [1, 2, 3], HERE: [1, 2, 3], "gpu-3": [1, 2]}
+    assert note in err
     assert ("journal: " in err) is bool(content)
     assert why(settings(job), "train", None, as_json=True) == 0
     out, err = capsys.readouterr()
-    assert [(one["node"], one["nodes"]) for one in json.loads(out)["incidents"]] == [("gpu-2", {"gpu-2": 2})]
-    assert told in err
+    assert [(incident["node"], incident["nodes"]) for incident in json.loads(out)["incidents"]] == [("gpu-2", {"gpu-2": 2})]
+    assert note in err
     assert ("journal: " in err) is bool(content)
     assert status(settings(job), "train", as_json=True) == 0
     out, err = capsys.readouterr()
     assert (json.loads(out)["node"], json.loads(out)["incidents"]) == ("gpu-2", 2)
-    assert told in err
+    assert note in err
     assert ("journal: " in err) is bool(content)
 
 
 def test_the_report_names_who_was_slow_for_how_long_on_whichever_node_it_is_asked_for(
-    make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]
+    make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")
     job.meet(1, 1)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise status`: where a job stands, from its files."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,18 +26,22 @@ from supervisor.run import lock
 from tests.support.figures import costs_at_most
 from tests.support.pages import page_text
 
+if TYPE_CHECKING:
+    from tests.support.recorded_job import RecordedJob
+
+
 REPOSITORY = Path(__file__).parents[3]
 
 
-def shown(written: Any, capsys: pytest.CaptureFixture[str], job: str | None = "train") -> dict[str, Any]:
+def status_of(written: RecordedJob, capsys: pytest.CaptureFixture[str], job: str | None = "train") -> dict[str, Any]:
     """Return what `status --json` prints."""
     capsys.readouterr()
     assert status(written.settings, job, as_json=True) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
 
 
-def alive(written: Any, **more: Any) -> None:
+def alive(written: RecordedJob, **more: Any) -> None:
     """Begin a run whose supervisor is this very process."""
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks, **more)
@@ -49,16 +53,16 @@ GPU_MEMORY = (
 )
 
 
-def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_running_job(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
     written.progress(5, 3, step=3)
     written.progress(9, 7, step=7)
     written.time_start({"supervise": 1.5, "import": 2.5}, after="launch")
     written.close()
-    found = shown(written, capsys)
-    assert found.pop("now") > written.T0
-    assert found == {
+    document = status_of(written, capsys)
+    assert document.pop("now") > written.T0
+    assert document == {
         "state": "training",
         "drill": False,
         "start": {"attempt": 1, "after": "launch", "total_s": 4.0, "parts": {"supervise": 1.5, "import": 2.5}, "trained": True},
@@ -116,15 +120,15 @@ def test_a_running_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None
     }
 
 
-def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hang_is_shown_as_long_as_it_holds(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
     written.progress(5, 3, step=3)
     hang = Hang(HangKind.LATE, "rank 1 waits in all_reduce; rank 0 is in evaluate", (0,), still_s=95.0)
     written.feed(HangConfirmed(written.T0 + 100, 1, hang))
-    found = journalled(written, capsys)
-    assert (found["hang"]["kind"], found["hang"]["ranks"]) == ("late", [0])
-    assert found["hang"]["still_s"] > 95
+    document = journalled(written, capsys)
+    assert (document["hang"]["kind"], document["hang"]["ranks"]) == ("late", [0])
+    assert document["hang"]["still_s"] > 95
     assert status(written.settings, "train", as_json=False) == 0
     page = " ".join(capsys.readouterr().out.split())
     assert "rank 1 waits in all_reduce; rank 0 is in evaluate" in page
@@ -133,7 +137,7 @@ def test_a_hang_is_shown_as_long_as_it_holds(written: Any, capsys: pytest.Captur
     assert journalled(written, capsys)["hang"] is None
 
 
-def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keys_are_those_of_the_page(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.close()
     page = page_text("json.md")
@@ -142,7 +146,7 @@ def test_the_keys_are_those_of_the_page(written: Any, capsys: pytest.CaptureFixt
         assert f"`{key}`" in page
 
 
-def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_speaks_of_what_the_fold_knows(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     """What the readers count without `decide` is what `decide` counted."""
     alive(written)
     moments = [
@@ -155,11 +159,11 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
     ]
     for moment in moments:
         moment()
-        found, state = journalled(written, capsys), written.state
-        assert (found["stage"], found["attempt"]) == (state.stage.value, state.attempt.number)
-        assert (found["incident"], found["incidents"]) == (state.run.incident.number if state.run.incident else None, state.incidents)
+        document, state = journalled(written, capsys), written.state
+        assert (document["stage"], document["attempt"]) == (state.stage.value, state.attempt.number)
+        assert (document["incident"], document["incidents"]) == (state.run.incident.number if state.run.incident else None, state.incidents)
         if state.stage.value == "running":
-            assert (found["step"], found["step_relative"], found["phase"]) == (
+            assert (document["step"], document["step_relative"], document["phase"]) == (
                 state.attempt.progress.step,
                 state.attempt.progress.relative,
                 state.attempt.progress.phase.value,
@@ -167,31 +171,31 @@ def test_it_speaks_of_what_the_fold_knows(written: Any, capsys: pytest.CaptureFi
     written.close()
 
 
-def journalled(written: Any, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def journalled(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Return what `status --json` prints once all that was written is on the disk."""
     last = written.journal.append(Note("mark"), t=0.0, durable=True)
     until = time.monotonic() + 60
     while written.journal.health().synced_seq < last:
         assert time.monotonic() < until
         time.sleep(0.005)
-    return shown(written, capsys)
+    return status_of(written, capsys)
 
 
-def test_an_ended_job(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_ended_job(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
     written.restart(20)
     written.succeed(60)
-    found = shown(written, capsys)
-    assert (found["stage"], found["exit_code"], found["ranks"]) == ("ended", 0, [])
-    assert found["supervisor"]["alive"] is False
-    assert (found["incident"], found["incidents"]) == (None, 1)
-    assert found["last_decision"].startswith("restart: ")
+    document = status_of(written, capsys)
+    assert (document["stage"], document["exit_code"], document["ranks"]) == ("ended", 0, [])
+    assert document["supervisor"]["alive"] is False
+    assert (document["incident"], document["incidents"]) == (None, 1)
+    assert document["last_decision"].startswith("restart: ")
 
 
 def test_a_failure_without_progress_is_charged_to_the_budget(
-    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    written: RecordedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 60)
     alive(written)
@@ -201,12 +205,12 @@ def test_a_failure_without_progress_is_charged_to_the_budget(
     written.restart(20)
     written.progress(28, 2, step=5)
     written.journal.close(10)
-    found = shown(written, capsys)
-    assert (found["restarts"], found["restarts_left"]) == (1, 2)
+    document = status_of(written, capsys)
+    assert (document["restarts"], document["restarts_left"]) == (1, 2)
 
 
 def test_progress_beyond_the_failure_refills_the_budget(
-    written: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    written: RecordedJob, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("supervisor.cli.jobs.job_status.time.time", lambda: written.T0 + 60)
     alive(written)
@@ -218,46 +222,48 @@ def test_progress_beyond_the_failure_refills_the_budget(
         written.progress(28 + n, 2 + n, step=5 + n)
     written.verify("ckpt/33.pt", 33, 58)
     written.close()
-    found = shown(written, capsys)
-    assert (found["restarts"], found["restarts_left"], found["steps_per_s"]) == (1, 3, 1.0)
-    assert found["attempt_since"] == written.T0 + 21
+    document = status_of(written, capsys)
+    assert (document["restarts"], document["restarts_left"], document["steps_per_s"]) == (1, 3, 1.0)
+    assert document["attempt_since"] == written.T0 + 21
 
 
-def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.feed(CheckpointVerified(written.T0 + 5, 1, CheckpointRef("ckpt/5.pt", 5, "digest"), 1))
     written.feed(AttemptEnded(written.T0 + 9, 1, "succeeded"))
     written.journal.append(Note(SUMMARY, "done", {"path": "ckpt/9.pt", "step": 9}), t=written.T0 + 10)
     written.end(0)
-    verified = shown(written, capsys)["verified"]
+    verified = status_of(written, capsys)["verified"]
     assert (verified["path"], verified["step"]) == ("ckpt/9.pt", 9)
 
 
-def test_between_two_attempts_there_is_no_pace(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_between_two_attempts_there_is_no_pace(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     alive(written)
     written.start(1)
     for n in range(3):
         written.progress(5 + n, n, step=n)
     written.fail(10)
     written.journal.close(10)
-    found = shown(written, capsys)
-    assert (found["ranks"], found["steps_per_s"], found["eta_s"]) == ([], None, None)
+    document = status_of(written, capsys)
+    assert (document["ranks"], document["steps_per_s"], document["eta_s"]) == ([], None, None)
 
 
-def test_a_requeued_run_that_goes_on_has_not_ended(written: Any, make_job: Any, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_requeued_run_that_goes_on_has_not_ended(
+    written: RecordedJob, make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     written.begin()
     written.start(1)
     written.end(75)
     again = make_job(root)
     alive(again, continues=True)
     again.close()
-    assert shown(again, capsys)["exit_code"] is None
+    assert status_of(again, capsys)["exit_code"] is None
     assert status(again.settings, "train", as_json=False) == 0
     assert "until it ended" not in capsys.readouterr().out
 
 
-def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.close()
     assert status(written.settings, "train", as_json=False) == 0
     page = capsys.readouterr().out
@@ -267,30 +273,30 @@ def test_a_journal_without_a_run_says_so_and_no_supervisor_is_called_dead(writte
     assert "pid 0" not in page
 
 
-def test_a_job_whose_supervisor_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_whose_supervisor_died(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 3, step=3)
     written.close()
-    found = shown(written, capsys)
-    assert found["supervisor"] == {"pid": 1, "alive": False}
-    assert (found["incident"], found["incidents"], found["ranks"], found["step"]) == (1, 1, [], 3)
+    document = status_of(written, capsys)
+    assert document["supervisor"] == {"pid": 1, "alive": False}
+    assert (document["incident"], document["incidents"], document["ranks"], document["step"]) == (1, 1, [], 3)
     assert status(written.settings, "train", as_json=False) == 0
     assert "died, and could not report it" in capsys.readouterr().out
 
 
-def test_the_lock_says_that_it_lives(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_lock_says_that_it_lives(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()  # whose pid says that it is gone
     written.close()
-    held = lock.acquire(written.directory / "lock", job="train")
+    own_lock = lock.acquire(written.directory / "lock", job="train")
     try:
-        assert shown(written, capsys)["supervisor"]["alive"] is True
+        assert status_of(written, capsys)["supervisor"]["alive"] is True
     finally:
-        held.release()
-    assert shown(written, capsys)["supervisor"]["alive"] is False
+        own_lock.release()
+    assert status_of(written, capsys)["supervisor"]["alive"] is False
 
 
-def test_the_text_is_narrow(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_is_narrow(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -300,7 +306,9 @@ def test_the_text_is_narrow(written: Any, capsys: pytest.CaptureFixture[str]) ->
     assert all(len(line) <= 100 for line in lines if not line.startswith(("  files ", "  look ")))  # those are there to be copied
 
 
-def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_shown(root: Path, make_job: Any, capsys: Any) -> None:
+def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_shown(
+    root: Path, make_job: type[RecordedJob], capsys: Any
+) -> None:
     for age, name in enumerate(("oldest", "older", "newest")):
         job = make_job(root, name)
         job.begin()
@@ -312,7 +320,7 @@ def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_show
     assert not capsys.readouterr().err
 
 
-def test_of_several_nodes_it_is_this_one(root: Path, make_job: Any) -> None:
+def test_of_several_nodes_it_is_this_one(root: Path, make_job: type[RecordedJob]) -> None:
     for node in (identity.node_name(), "other"):
         job = make_job(root, "train", node)
         job.begin()
@@ -321,7 +329,7 @@ def test_of_several_nodes_it_is_this_one(root: Path, make_job: Any) -> None:
     assert find_job(root, "train").node == identity.node_name()
 
 
-def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written: Any, tmp_path: Path) -> None:
+def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written: RecordedJob, tmp_path: Path) -> None:
     written.close()
     with pytest.raises(SuperviseError, match="nothing was supervised here") as nothing:
         find_job(tmp_path / "nowhere", None)
@@ -331,7 +339,7 @@ def test_no_job_and_no_such_job_are_usage_errors_that_say_what_there_is(written:
     assert "train" in other.value.hint
 
 
-def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.close()
@@ -339,23 +347,23 @@ def test_damage_is_reported_on_stderr_and_the_rest_is_read(written: Any, capsys:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"x" * 10 + b"\n" + b"".join(lines[1:]) + b'{"crc":"0')
     assert status(written.settings, None, as_json=True) == 0
-    seen = capsys.readouterr()
-    assert f"damaged record: 11 bytes at offset {len(lines[0])}" in seen.err
-    assert json.loads(seen.out)["attempt"] == 1
+    output = capsys.readouterr()
+    assert f"damaged record: 11 bytes at offset {len(lines[0])}" in output.err
+    assert json.loads(output.out)["attempt"] == 1
 
 
-def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     for step in range(50):
         written.progress(5 + step, step + 1, step=step)
     written.feed(AttemptEnded(written.T0 + 90, 1, "succeeded"))
     written.end(0)
-    assert shown(written, capsys)["step"] == 49
+    assert status_of(written, capsys)["step"] == 49
 
 
 @pytest.mark.process
-def test_it_imports_nothing_that_costs(written: Any) -> None:
+def test_it_imports_nothing_that_costs(written: RecordedJob) -> None:
     written.begin()
     written.close()
     code = (
@@ -374,7 +382,7 @@ def test_it_imports_nothing_that_costs(written: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.bench
-def test_a_month_is_read_in_half_a_second_of_cpu(written: Any) -> None:
+def test_a_month_is_read_in_half_a_second_of_cpu(written: RecordedJob) -> None:
     """43,200 records: a report of progress every minute for 30 days. Four times the allowance, for a busy machine."""
     written.begin()
     written.start(1)

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise stop`: real supervisors are asked, waited for, and what became of their job is shown."""
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from tests.support.recorded_job import RecordedJob
 
 ROOT = Path(__file__).parents[3]
 STUBBORN = """
@@ -120,7 +122,7 @@ def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
     assert job.wait(60) == 143
 
 
-def held(written: Any, **process: Any) -> None:
+def held(written: RecordedJob, **process: Any) -> None:
     """Give the job's lock a holder that was made from this process."""
     from dataclasses import replace  # noqa: PLC0415  for this helper only
 
@@ -130,7 +132,7 @@ def held(written: Any, **process: Any) -> None:
     lock._link(path, replace(taken.record, process=replace(taken.record.process, **process)))  # noqa: SLF001  as another host wrote it
 
 
-def test_a_job_that_runs_elsewhere_is_left_alone(written: Any) -> None:
+def test_a_job_that_runs_elsewhere_is_left_alone(written: RecordedJob) -> None:
     written.begin()
     written.close()
     held(written, hostname="gpu-9", machine_id="other")
@@ -139,7 +141,7 @@ def test_a_job_that_runs_elsewhere_is_left_alone(written: Any) -> None:
     assert caught.value.exit_code == 64
 
 
-def test_one_of_several_must_be_named(make_job: Any, root: Path) -> None:
+def test_one_of_several_must_be_named(make_job: type[RecordedJob], root: Path) -> None:
     for name in ("a", "b"):
         job = make_job(root, name)
         job.begin()

@@ -1,4 +1,3 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
 """`supervise status --watch` on a real terminal: it redraws, ends, and leaves the terminal as it was."""
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import sys
 import termios
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,11 +18,15 @@ from supervisor.job import identity
 from tests.support.screen import watching
 from tests.support.waiting import PATIENCE_S
 
+if TYPE_CHECKING:
+    from tests.support.recorded_job import RecordedJob
+
+
 ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.process
 
 
-def run(written: Any) -> None:
+def run(written: RecordedJob) -> None:
     """Begin a run whose supervisor is this very process."""
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
@@ -32,7 +35,7 @@ def run(written: Any) -> None:
     written.journal.close(10)
 
 
-def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: Any) -> None:
+def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: RecordedJob) -> None:
     run(written)
     with watching(state_root(written.settings)) as screen:
         screen.read_until(lambda text: text.count("\x1b[H") >= 2)
@@ -46,7 +49,7 @@ def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: Any) -> None:
         assert termios.tcgetattr(screen.terminal) == screen.modes
 
 
-def test_another_size_of_the_terminal_is_drawn_at_once_and_without_colour_if_nobody_wants_it(written: Any) -> None:
+def test_another_size_of_the_terminal_is_drawn_at_once_and_without_colour_if_nobody_wants_it(written: RecordedJob) -> None:
     run(written)
     with watching(state_root(written.settings), rows=40, columns=100, NO_COLOR="1") as screen:
         screen.read_until(lambda text: text.count("\x1b[J") >= 1)
@@ -58,7 +61,7 @@ def test_another_size_of_the_terminal_is_drawn_at_once_and_without_colour_if_nob
         assert set(re.findall(r"\x1b\[[0-9;?]*[A-Za-z]", screen.text)) == {"\x1b[H", "\x1b[K", "\x1b[J"}
 
 
-def test_sizes_that_change_all_the_time_hold_nothing_up(written: Any) -> None:
+def test_sizes_that_change_all_the_time_hold_nothing_up(written: RecordedJob) -> None:
     """A signal comes at any moment, also right before and behind the wait for the next page."""
     run(written)
     with watching(state_root(written.settings), rows=40, columns=100, NO_COLOR="1") as screen:
@@ -69,7 +72,7 @@ def test_sizes_that_change_all_the_time_hold_nothing_up(written: Any) -> None:
         screen.read_until(lambda text: len(text.rsplit("\x1b[H")[-1].splitlines()[0].removesuffix("\x1b[K")) == 80, 60)
 
 
-def test_it_ends_with_the_job_and_the_last_page_is_whole(written: Any, make_job: Any, root: Path) -> None:
+def test_it_ends_with_the_job_and_the_last_page_is_whole(written: RecordedJob, make_job: type[RecordedJob], root: Path) -> None:
     run(written)
     with watching(state_root(written.settings), rows=8) as screen:
         screen.read_until(lambda text: "more lines: `supervise status` shows all" in text)
@@ -83,7 +86,7 @@ def test_it_ends_with_the_job_and_the_last_page_is_whole(written: Any, make_job:
         screen.read_until(lambda text: ": done" in text and "look" in text.rsplit("\x1b[H")[-1])
 
 
-def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written: Any) -> None:
+def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written: RecordedJob) -> None:
     run(written)
     written_again = type(written)(state_root(written.settings))
     written_again.begin(continues=True)
@@ -95,7 +98,7 @@ def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written
     assert "\x1b" not in done.stdout
 
 
-def test_it_ends_once_nobody_reads_its_pages_any_more(written: Any) -> None:
+def test_it_ends_once_nobody_reads_its_pages_any_more(written: RecordedJob) -> None:
     run(written)
     command = [sys.executable, "-P", "-m", "supervisor", "status", "--watch", "--state-dir", str(state_root(written.settings))]
     with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:  # noqa: S603

@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is made in conftest
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise why` and the card: what failed, on what evidence, what was done, what would be next."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import json
 import re
 import time
 from signal import SIGINT
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,10 +32,14 @@ from supervisor.report.card import card
 from supervisor.report.layout import FactPage, Surface, render
 from supervisor.report.wording import beginning, evidence_lines
 
+if TYPE_CHECKING:
+    from tests.support.recorded_job import RecordedJob
+
+
 LONG = "x" * 300
 
 
-def explained(written: Any, capsys: pytest.CaptureFixture[str], incident: int | None = None) -> str:
+def explained(written: RecordedJob, capsys: pytest.CaptureFixture[str], incident: int | None = None) -> str:
     """Return what `why` prints, which is narrow but for what is there to be copied."""
     capsys.readouterr()
     assert why(written.settings, "train", incident) == 0
@@ -49,7 +53,7 @@ def shown(page: FactPage) -> str:
     return render(page)
 
 
-def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_six_hops_of_a_failure_that_was_survived(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 9)
@@ -74,7 +78,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: Any, capsys: pytes
         assert re.search(pattern, re.sub(r"\n +", " ", text)), f"{pattern}\n{text}"
 
 
-def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_stand_still_are_no_incident_and_are_named(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)
@@ -88,7 +92,7 @@ def test_ranks_that_stand_still_are_no_incident_and_are_named(written: Any, caps
 
 
 def test_ranks_that_stand_still_come_before_an_incident_of_an_earlier_run(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -105,7 +109,7 @@ def test_ranks_that_stand_still_come_before_an_incident_of_an_earlier_run(
     assert "incident 1" not in page
 
 
-def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     hang = Hang(HangKind.LATE, "rank 1 waits; rank 0 is in evaluate", (0,), still_s=30.0)
@@ -119,7 +123,7 @@ def test_a_hang_that_a_persons_stop_ended_is_named_after_it(written: Any, capsys
 
 
 def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank_was_left(
-    written: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hang = Hang(
         HangKind.MISMATCH, "rank 0 waits in broadcast, rank 1 in all_reduce: they wait for ever", (0, 1), "a.py:6 (rank 0), a.py:7 (rank 1)"
@@ -139,7 +143,7 @@ def test_an_attempt_that_supervise_ended_for_a_hang_took_from_then_until_no_rank
     assert re.search(r"where +ranks 0, 1 on \S+, step 9.*, attempt 2.* a\.py:6 \(rank 0\), a\.py:7 \(rank 1\)", text), text
 
 
-def test_each_incident_by_its_number(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_incident_by_its_number(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     for at in (10, 100):
@@ -170,7 +174,7 @@ def test_a_failure_that_came_again_is_not_said_to_need_nobody(written: Any, caps
 
 
 def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_the_pages(
-    written: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -182,9 +186,9 @@ def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_
     text = capsys.readouterr().out
     assert [int(number) for number in re.findall(r"-- incident (\d) of job train: resolved", text)] == [1, 2]
     assert why(written.settings, "train", None, show_all=True, as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["number"], one["outcome"]) for one in found["incidents"]] == [(1, "resolved"), (2, "resolved")]
-    words = found["incidents"][0]["words"]
+    document = json.loads(capsys.readouterr().out)
+    assert [(one["number"], one["outcome"]) for one in document["incidents"]] == [(1, "resolved"), (2, "resolved")]
+    words = document["incidents"][0]["words"]
     assert " ".join(text.split()).count(words["done"]) == 1
     assert words["what"] == "A process was killed, and no evidence shows by whom"
     assert words["do"] == ["nothing: the training went on"]
@@ -193,7 +197,7 @@ def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_
     assert caught.value.exit_code == 64
 
 
-def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_failure_within_an_incident_is_the_one_explained(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -209,7 +213,7 @@ def test_a_second_failure_within_an_incident_is_the_one_explained(written: Any, 
     assert re.search(rf"earlier +{clock[0]} attempt 1", text)
 
 
-def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 9)
@@ -228,7 +232,9 @@ def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written
     assert re.search(r"where +rank 1 on \S+, before its first step, attempt 2", explained(written, capsys))
 
 
-def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     written.begin(checkpoints=False)
     written.start(1)
     written.progress(5, 9)
@@ -246,7 +252,7 @@ def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(wri
     assert "attempt 2 resumed at step 3 from /r/ckpt/3.pt" in after
 
 
-def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_given_up(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -256,7 +262,7 @@ def test_given_up(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert "ImportError: no luck" in " ".join(text.split())
 
 
-def test_the_incident_in_which_we_died(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_incident_in_which_we_died(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.progress(5, 9)
@@ -267,7 +273,7 @@ def test_the_incident_in_which_we_died(written: Any, capsys: pytest.CaptureFixtu
     assert "step 9 (counted by supervise), attempt 1" in text
 
 
-def test_we_died_within_an_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_we_died_within_an_incident(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -277,7 +283,9 @@ def test_we_died_within_an_incident(written: Any, capsys: pytest.CaptureFixture[
     assert "this is its last record" in text
 
 
-def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make_job: Any, root: Any, capsys: Any) -> None:
+def test_the_successor_s_own_incident_takes_the_place_of_ours(
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: Any
+) -> None:
     written.begin()
     written.start(1)
     written.close()
@@ -292,7 +300,7 @@ def test_the_successor_s_own_incident_takes_the_place_of_ours(written: Any, make
 
 
 def test_the_hang_in_which_we_died_is_named_before_and_after_the_job_is_taken_over(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sentence = "rank 0 waits in all_reduce; rank 1 is in evaluate"
     written.begin()
@@ -309,7 +317,9 @@ def test_the_hang_in_which_we_died_is_named_before_and_after_the_job_is_taken_ov
     assert f"evidence supervise died, and its attempt with it hang of rank 1: {sentence}" in text
 
 
-def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -322,7 +332,7 @@ def test_an_attempt_that_ends_well_before_any_progress_is_no_second_failure(writ
 
 
 def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -344,7 +354,7 @@ def test_a_death_outside_of_any_incident_keeps_its_number_when_a_new_run_begins(
     assert "incident 1 of job train: resolved" in explained(again, capsys, 1)
 
 
-def test_no_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_incident(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.succeed(60)
@@ -352,7 +362,7 @@ def test_no_incident(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_incidents_of_earlier_runs_are_found_while_their_journals_are_kept(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -381,7 +391,7 @@ def test_incidents_of_earlier_runs_are_found_while_their_journals_are_kept(
 
 
 def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_is(
-    written: Any, make_job: Any, root: Any, capsys: pytest.CaptureFixture[str]
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
     written.start(1)
@@ -398,7 +408,9 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
 
-def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(written: Any, make_job: Any, root: Any, capsys: Any) -> None:
+def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(
+    written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: Any
+) -> None:
     written.begin()
     written.start(1)
     written.give_up(5)
@@ -409,7 +421,7 @@ def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(written: Any, mak
     assert "given up, exit code 1" in explained(again, capsys).splitlines()[0]
 
 
-def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_checkpoint_is_named_where_none_is_declared(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin(checkpoints=False)
     written.start(1)
     written.progress(5, 1)
@@ -420,7 +432,7 @@ def test_no_checkpoint_is_named_where_none_is_declared(written: Any, capsys: pyt
     assert "step 1 (counted by supervise)" in text
 
 
-def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -452,7 +464,7 @@ MENDED = (("ckpt/9.pt", f"{TORN}: moved to .supervise-aside/torn-a; the copy of 
 
 
 @pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["repaired alone", "one more is left where it is"])
-def test_what_was_done_to_the_checkpoints_is_reported_once(written: Any, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_done_to_the_checkpoints_is_reported_once(written: RecordedJob, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -522,9 +534,9 @@ def test_evidence_on_a_card_shows_no_secrets(text: str, hidden: str) -> None:
 
 
 def test_evidence_on_a_card_cannot_move_the_cursor() -> None:
-    found = shown(card("train", decision(text="\x1b[2J\x1b]0;title\x07red\x1b[31m \udcff\rback\x00"), None, address="--job train"))
-    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", found)
-    found.encode("utf-8")
+    text = shown(card("train", decision(text="\x1b[2J\x1b]0;title\x07red\x1b[31m \udcff\rback\x00"), None, address="--job train"))
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text)
+    text.encode("utf-8")
 
 
 def test_what_tells_most_comes_first() -> None:
@@ -549,9 +561,9 @@ def test_the_evidence_of_an_out_of_memory_is_whole_and_stands_once_for_all_ranks
 
 
 def test_where_names_what_is_known_and_no_more() -> None:
-    one = decision()
-    verdict = replace(one.verdict, rank=None, because=())
-    page = shown(card("train", replace(one, verdict=verdict), None, address="--job train", node="gpu-7"))
+    report_decision = decision()
+    verdict = replace(report_decision.verdict, rank=None, because=())
+    page = shown(card("train", replace(report_decision, verdict=verdict), None, address="--job train", node="gpu-7"))
     assert re.search(r"  where +node gpu-7, step \d+, attempt \d$", page, re.MULTILINE), page
 
 
@@ -570,15 +582,17 @@ def test_what_a_victim_raised_is_marked_as_a_consequence() -> None:
 
 def test_the_line_of_code_that_failed_is_on_the_card() -> None:
     facts = (("file", "/home/ada/train.py"), ("line", "57"), ("function", "collate"))
-    one = decision()
-    page = card("train", replace(one, verdict=replace(one.verdict, facts=facts)), None, address="--job train")
+    report_decision = decision()
+    page = card("train", replace(report_decision, verdict=replace(report_decision.verdict, facts=facts)), None, address="--job train")
     assert "            /home/ada/train.py:57 in collate" in shown(page).splitlines()
 
 
 def test_what_in_the_script_explains_it_stands_below_the_line() -> None:
     facts = (("hang_code", "train.py:88"), ("reason", "train.py:88: only ranks with `rank == 0` call barrier"))
-    one = decision()
-    page = shown(card("train", replace(one, verdict=replace(one.verdict, facts=facts)), None, address="--job train"))
+    report_decision = decision()
+    page = shown(
+        card("train", replace(report_decision, verdict=replace(report_decision.verdict, facts=facts)), None, address="--job train")
+    )
     lines = page.splitlines()
     at = lines.index("            train.py:88")
     assert lines[at + 1] == "            train.py:88: only ranks with `rank == 0` call barrier"
@@ -590,7 +604,9 @@ def test_a_long_word_is_shown_as_it_is() -> None:
     assert word in re.sub(r"\n +", "", text)
 
 
-def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Rank 1 ended first, of what rank 0 had raised a second before."""
     written.begin()
     written.start(1)

@@ -11,13 +11,12 @@ from health.model import Ask
 from health.probing.runner import Runner
 from supervisor.cli.printing import nccl
 from supervisor.cli.printing.node_facts import NodeFacts, node_facts
-from tests.health.conftest import fake_library, fake_nvml  # noqa: F401  fixtures
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from tests.health.conftest import FakeNvml
+    from tests.support.fake_nvml import FakeNvml
 
 pytestmark = pytest.mark.process
 TRAIN = ["--", "torchrun", "t.py"]
@@ -45,7 +44,7 @@ def port(device: str, rate: str, layer: str) -> dict[str, str]:
     return files
 
 
-def test_a_node_with_two_gpus_infiniband_and_a_card_for_storage(fake_nvml: FakeNvml, tmp_path: Path) -> None:  # noqa: F811
+def test_a_node_with_two_gpus_infiniband_and_a_card_for_storage(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     root = tmp_path / "root"
     write(root, interface("eth0", 1000) | interface("eth1", 100000) | interface("cali1", 10000, real=False))
     write(root, port("mlx5_0", "400 Gb/sec (4X NDR)", "InfiniBand") | port("mlx5_1", "100 Gb/sec (4X EDR)", "Ethernet"))
@@ -58,7 +57,7 @@ def test_a_node_with_two_gpus_infiniband_and_a_card_for_storage(fake_nvml: FakeN
     assert facts.memory_bytes is None, "nothing is taken from another place than the tree"
 
 
-def test_gpus_on_two_sockets(fake_nvml: FakeNvml, tmp_path: Path) -> None:  # noqa: F811
+def test_gpus_on_two_sockets(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     assert node_facts(fake_nvml.environ, root=tmp_path).numa_nodes == (), "a machine that does not say"
     now = Runner(fake_nvml.environ).sweep(["nvml"], Ask())
     addresses = [str(now.table("gpu.identity", reading.subject)["pci"]) for reading in now.of("gpu.identity")]
@@ -80,7 +79,7 @@ def test_gpus_on_two_sockets(fake_nvml: FakeNvml, tmp_path: Path) -> None:  # no
     ids=["mig", "driver", "kinds", "some", "none", "container", "precision"],
 )
 def test_gpus_are_counted_where_their_number_is_known(  # noqa: PLR0913, PLR0917  a case
-    fake_nvml: FakeNvml,  # noqa: F811
+    fake_nvml: FakeNvml,
     tmp_path: Path,
     state: dict[str, object],
     environ: dict[str, str],
@@ -98,7 +97,7 @@ def printed(fake: FakeNvml, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=fake.environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
 
 
-def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_over(fake_nvml: FakeNvml) -> None:  # noqa: F811
+def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_over(fake_nvml: FakeNvml) -> None:
     text = printed(fake_nvml, "slurm", *TRAIN).stdout
     offered = [line for line in text.splitlines() if line.startswith("##SBATCH")]
     assert [line.partition("=")[0] for line in offered] == ["##SBATCH --gpus-per-node", "##SBATCH --cpus-per-task"]
@@ -111,7 +110,7 @@ def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_
     assert "##SBATCH --cpus" not in printed(fake_nvml, "slurm", "--sbatch", "cpus-per-task=4", *TRAIN).stdout
 
 
-def test_of_pods_without_gpus_the_number_of_this_node_is_named_beside_the_manifest(fake_nvml: FakeNvml) -> None:  # noqa: F811
+def test_of_pods_without_gpus_the_number_of_this_node_is_named_beside_the_manifest(fake_nvml: FakeNvml) -> None:
     done = printed(fake_nvml, "kubernetes", *TRAIN)
     assert "--gpus 2 asks for as many" in done.stderr
     assert "nvidia.com/gpu" not in done.stdout

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cli.jobs.conftest import make_job, root, written
 from tests.e2e.conftest import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["make_job", "root", "written"]
 #: Patience with a busy machine.
 PATIENCE_S = 60.0
 

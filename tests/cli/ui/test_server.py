@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is a class of another conftest.py
+# ruff: noqa: ANN401  values as a command takes and prints them
 """`supervise ui` as a process: what it answers and whom, that it reports what is new, and that no reader can hurt another."""
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.cli.ui.conftest import ServedPage
+    from tests.support.recorded_job import RecordedJob
 
     Serve = Callable[..., ServedPage]
     Sleeper = Callable[[], subprocess.Popen[bytes]]
@@ -47,7 +48,7 @@ TOKEN = "correct-horse-battery-staple"  # noqa: S105
 pytestmark = pytest.mark.process
 
 
-def running(written: Any, pid: int) -> Any:
+def running(written: RecordedJob, pid: int) -> Any:
     """Write a job that runs under this process, and return it."""
     written.begin(pid=pid, start_ticks=identity.start_ticks(pid))
     written.start(5)
@@ -55,12 +56,12 @@ def running(written: Any, pid: int) -> Any:
     return written
 
 
-def path_of(written: Any) -> str:
+def path_of(written: RecordedJob) -> str:
     return f"/jobs/{written.job}/{written.node}"
 
 
 def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_may_frame_or_extend(
-    serve: Serve, root: Path, written: Any, sleeper: Sleeper
+    serve: Serve, root: Path, written: RecordedJob, sleeper: Sleeper
 ) -> None:
     running(written, sleeper().pid).close()
     page = serve(root)
@@ -83,7 +84,7 @@ def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_ma
     assert page.stop() == 0
 
 
-def test_nothing_but_reading_is_possible(serve: Serve, root: Path, written: Any) -> None:
+def test_nothing_but_reading_is_possible(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root)
     for method in ("POST", "PUT", "DELETE", "PATCH"):
@@ -138,7 +139,7 @@ def test_what_jobs_printed_is_text_without_secrets_and_nothing_is_loaded_from_el
 
 
 def test_the_page_of_a_job_has_the_last_error_and_the_end_of_the_log_without_secrets(
-    serve: Serve, root: Path, written: Any, sleeper: Sleeper
+    serve: Serve, root: Path, written: RecordedJob, sleeper: Sleeper
 ) -> None:
     running(written, sleeper().pid)
     written.fail(30)
@@ -154,7 +155,7 @@ def test_the_page_of_a_job_has_the_last_error_and_the_end_of_the_log_without_sec
     assert "<script>document" not in text
 
 
-def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, written: Any) -> None:
+def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root)
     for path in ("/", "/live.js", path_of(written), "/login"):
@@ -168,7 +169,7 @@ def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, wr
         assert b" 421 " in connection.recv(100)
 
 
-def test_nobody_reads_without_the_token_that_is_printed_also_on_loopback(serve: Serve, root: Path, written: Any) -> None:
+def test_nobody_reads_without_the_token_that_is_printed_also_on_loopback(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root)
     assert len(page.token) >= 32
@@ -204,7 +205,7 @@ def test_a_token_is_not_made_where_it_would_stand_in_the_system_s_journal(serve:
     assert "ui.token_file" in page.stderr
 
 
-def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: Any) -> None:
+def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root, token=TOKEN)
     for path in ("/", "/live.js", "/nowhere", path_of(written)):
@@ -233,7 +234,7 @@ def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written:
     assert TOKEN not in page.stderr
 
 
-def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Path, written: Any, tmp_path: Path) -> None:
+def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Path, written: RecordedJob, tmp_path: Path) -> None:
     written.close()
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
@@ -268,7 +269,7 @@ def test_what_cannot_be_served_is_named(serve: Serve, listen: str, token: str, c
     assert "Traceback" not in page.stderr
 
 
-def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: Any) -> None:
+def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root, listen="0.0.0.0:0", token=TOKEN)
     assert page.ask().status == 401
@@ -280,7 +281,7 @@ def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: A
 
 
 def test_a_reader_gets_a_newer_page_when_the_journal_grew_and_when_a_job_began_and_304_where_there_is_none(
-    serve: Serve, root: Path, written: Any, make_job: Any, sleeper: Sleeper
+    serve: Serve, root: Path, written: RecordedJob, make_job: type[RecordedJob], sleeper: Sleeper
 ) -> None:
     job = running(written, sleeper().pid)
     page = serve(root)
@@ -303,7 +304,7 @@ def test_a_reader_gets_a_newer_page_when_the_journal_grew_and_when_a_job_began_a
 
 
 def test_the_death_of_a_supervisor_is_shown_and_changes_nothing_on_the_disk(
-    serve: Serve, root: Path, written: Any, sleeper: Sleeper
+    serve: Serve, root: Path, written: RecordedJob, sleeper: Sleeper
 ) -> None:
     supervisor = sleeper()
     running(written, supervisor.pid).close()
@@ -330,7 +331,7 @@ def fingerprint(root: Path) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.slow
-def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:
+def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: RecordedJob, sleeper: Sleeper) -> None:
     job = running(written, sleeper().pid)
     page = serve(root)
     version = page.ask().headers["etag"].strip('"')
@@ -353,7 +354,7 @@ def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: A
 
 
 @pytest.mark.parametrize("signum", few([signal.SIGINT, signal.SIGTERM]))
-def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Serve, root: Path, written: Any, signum: int) -> None:
+def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
     written.close()
     page = serve(root)
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE_S)
@@ -367,7 +368,7 @@ def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Ser
 
 
 @pytest.mark.parametrize("signum", few([signal.SIGTERM, signal.SIGINT]))
-def test_it_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: Any, signum: int) -> None:
+def test_it_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
     written.close()
     hangs = "import time; from supervisor.cli.ui.watched_jobs import WatchedJobs as w; w.rows = lambda _: time.sleep(1000)"
     page = serve(root, words=(sys.executable, "-c", f"{hangs}; from supervisor.cli.main import main; main()"))
@@ -384,7 +385,9 @@ def test_without_a_job_the_page_says_so_and_a_directory_that_is_not_there_is_no_
     assert "No job was supervised here yet" in page.ask().text
 
 
-def test_a_job_whose_journal_cannot_be_read_hides_no_other(serve: Serve, root: Path, written: Any, make_job: Any) -> None:
+def test_a_job_whose_journal_cannot_be_read_hides_no_other(
+    serve: Serve, root: Path, written: RecordedJob, make_job: type[RecordedJob]
+) -> None:
     written.begin()
     written.close()
     broken = make_job(root, "broken")
@@ -400,7 +403,7 @@ def test_a_job_whose_journal_cannot_be_read_hides_no_other(serve: Serve, root: P
     assert "broken: reading the journal" in page.stderr
 
 
-def test_earlier_runs_are_added_up_where_that_is_asked_for(serve: Serve, root: Path, make_job: Any) -> None:
+def test_earlier_runs_are_added_up_where_that_is_asked_for(serve: Serve, root: Path, make_job: type[RecordedJob]) -> None:
     for number in range(3):
         written = make_job(root, anew=number > 0)
         written.begin(run_id=f"run-{number}")
@@ -454,7 +457,7 @@ def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytes
     assert "pip install -e '.[ui]'" in caught.value.hint
 
 
-def test_a_step_that_nobody_looks_at_costs_nothing(serve: Serve, root: Path, written: Any, sleeper: Sleeper) -> None:
+def test_a_step_that_nobody_looks_at_costs_nothing(serve: Serve, root: Path, written: RecordedJob, sleeper: Sleeper) -> None:
     job = running(written, sleeper().pid)
     page = serve(root)
     page.ask()

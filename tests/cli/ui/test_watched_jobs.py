@@ -1,4 +1,4 @@
-# ruff: noqa: ANN401  `Written` is a class of another conftest.py
+# ruff: noqa: ANN401  values as a command takes and prints them
 """What the page reads: new jobs a few at a time, those that run again and again, the others once."""
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from tests.support.long_journal import LongJob
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.support.recorded_job import RecordedJob
 
 PID, TICKS = os.getpid(), identity.this_process().start_ticks
 
@@ -46,7 +48,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def ended(make_job: Any, root: Path, name: str, code: int = 0) -> None:
+def ended(make_job: type[RecordedJob], root: Path, name: str, code: int = 0) -> None:
     written = make_job(root, name)
     written.begin()
     written.start(5)
@@ -55,7 +57,7 @@ def ended(make_job: Any, root: Path, name: str, code: int = 0) -> None:
 
 
 def test_new_jobs_are_read_a_few_at_a_time_however_many_run(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_jobs, "_READING_S", 0.0)
     for number in range(4):
@@ -69,7 +71,7 @@ def test_new_jobs_are_read_a_few_at_a_time_however_many_run(
 
 
 def test_a_job_that_ended_is_read_once_and_one_that_runs_again_and_again(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], reads: list[str]
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], reads: list[str]
 ) -> None:
     ended(make_job, root, "ended")
     runs = make_job(root, "runs")
@@ -85,7 +87,7 @@ def test_a_job_that_ended_is_read_once_and_one_that_runs_again_and_again(
     assert reads.count("ended") == 2, "its journal is another one"
 
 
-def test_the_states_of_jobs_and_how_they_are_marked(root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]]) -> None:
+def test_the_states_of_jobs_and_how_they_are_marked(root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]]) -> None:
     for name, code in (("good", 0), ("failed", 65), ("preempted", 75), ("interrupted", 130)):
         ended(make_job, root, name, code)
     make_job(root, "empty").close()
@@ -121,7 +123,7 @@ def test_the_states_of_jobs_and_how_they_are_marked(root: Path, make_job: Any, j
 
 
 def test_a_job_on_a_node_that_cannot_be_seen_from_here_is_not_marked_as_good(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = make_job(root, "far", "gpu-99")
     written.begin(pid=PID, start_ticks=TICKS)
@@ -134,7 +136,7 @@ def test_a_job_on_a_node_that_cannot_be_seen_from_here_is_not_marked_as_good(
 
 
 def test_a_job_that_cannot_be_shown_is_a_row_and_is_reported_once(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended(make_job, root, "good")
     ended(make_job, root, "strange")
@@ -153,7 +155,7 @@ def test_a_job_that_cannot_be_shown_is_a_row_and_is_reported_once(
 
 
 def test_jobs_that_are_gone_are_forgotten_and_of_many_the_newest_are_listed(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watched_jobs, "MOST_JOBS", 2)
     for number in range(4):
@@ -168,7 +170,7 @@ def test_jobs_that_are_gone_are_forgotten_and_of_many_the_newest_are_listed(
 
 
 def test_the_page_of_a_job_adds_up_its_earlier_runs_and_reads_each_once(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     real = watched_jobs.earlier_journal
@@ -211,7 +213,7 @@ def test_the_list_reads_the_end_of_a_journal_and_the_page_all_of_it(
 
 
 def test_rows_are_kept_for_all_filters_as_long_as_reading_them_is_worth(
-    root: Path, make_job: Any, jobs: tuple[WatchedJobs, list[str]], reads: list[str], monkeypatch: pytest.MonkeyPatch
+    root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
     monkeypatch.setattr(watched_jobs.time, "monotonic", lambda: now)

@@ -41,7 +41,7 @@ class Handler(BaseHTTPRequestHandler):
         if mode == "cut":
             self.close_connection = True
 
-    do_GET = do_PUT = do_HEAD = do_POST = answer  # noqa: N815  the base class' names
+    do_GET = do_PUT = do_HEAD = do_POST = answer
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -23,21 +23,21 @@ SLOWEST_S = 10.0
 RELATIVES = tomllib.loads((HERE / "relatives.toml").read_text("utf-8"))["case"]
 
 
-def _said(text: str) -> list[list[object]]:
-    return [[one.kind, one.code, one.pci, one.severity.value, one.repair.value] for one in judge(text)]
+def _words(text: str) -> list[list[object]]:
+    return [[event.kind, event.code, event.pci, event.severity.value, event.repair.value] for event in judge(text)]
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLES)))
 def test_a_line_from_a_real_node_is_judged(number: int) -> None:
     sample = SAMPLES[number]
-    assert _said(sample["line"]) == sample["found"], sample["line"]
+    assert _words(sample["line"]) == sample["found"], sample["line"]
 
 
 @pytest.mark.parametrize("number", range(len(RELATIVES)))
 def test_a_relative_is_judged(number: int) -> None:
     case = RELATIVES[number]
-    said = [" ".join(str(part) or "-" for part in row) for row in _said(case["line"])]
-    assert said == case["found"], case["line"]
+    words = [" ".join(str(part) or "-" for part in row) for row in _words(case["line"])]
+    assert words == case["found"], case["line"]
 
 
 @pytest.mark.parametrize("number", range(len(FORMS_LINES)))
@@ -49,26 +49,26 @@ def test_a_form_is_found_with_its_code_and_address(number: int) -> None:
         "3,7,90000100000,-;{}",
         "2026-04-22T10:00:01+02:00 n1 kernel: {}",
     ):
-        (found,) = judge(dress.format(message))
-        assert f"{found.kind} {found.code} {found.pci or '-'}" == wanted, message
-        assert found.meaning
+        (event,) = judge(dress.format(message))
+        assert f"{event.kind} {event.code} {event.pci or '-'}" == wanted, message
+        assert event.meaning
 
 
 def test_a_link_that_comes_and_goes_is_recognised_by_each_drivers_words() -> None:
     words = ("mlx5_core 0000:5e:00.0 ens1f0np0: Link {}", "ixgbe 0000:01:00.0 eno1: NIC Link is {}", "r8169 0000:01:00.0 eth0: Link is {}")
-    for said in words:
-        down, up = ("down", "up") if "Link {}" in said and "is" not in said else ("Down", "Up")
-        lines = [f"[{90000 + n}.100000] {said.format(up if n % 2 else down)}" for n in range(6)]
-        (found,) = judge("\n".join(lines))
-        assert (found.kind, found.code, found.reason) == ("netdev", "flapping", "3 times within 1 h")
+    for word in words:
+        down, up = ("down", "up") if "Link {}" in word and "is" not in word else ("Down", "Up")
+        lines = [f"[{90000 + n}.100000] {word.format(up if n % 2 else down)}" for n in range(6)]
+        (event,) = judge("\n".join(lines))
+        assert (event.kind, event.code, event.reason) == ("netdev", "flapping", "3 times within 1 h")
         assert judge("\n".join(lines[:4])) == ()
 
 
 def test_a_lustre_server_that_answers_again_is_a_warning() -> None:
     lost = next(line.partition(" | ")[2] for line in FORMS_LINES if line.startswith("lustre connection_lost"))
     back = "Lustre: scratch-OST0001-osc-ffff8a1b2c3d4e5f: Connection restored to scratch-OST0001 (at 10.0.9.1@o2ib)"
-    (found,) = judge(f"[90000.100000] {lost}\n[90030.100000] {back}")
-    assert (found.severity.value, found.reason) == ("warning", "over after 30 s")
+    (event,) = judge(f"[90000.100000] {lost}\n[90030.100000] {back}")
+    assert (event.severity.value, event.reason) == ("warning", "over after 30 s")
 
 
 def test_every_form_is_exercised() -> None:
@@ -79,8 +79,8 @@ def test_every_form_is_exercised() -> None:
         "[1.000000] mlx5_core 0000:5e:00.0 ens1f0np0: Link down",
     ]
     matches = [recognise(entry.text, sure=entry.sure) for text in messages for entry in parse.entries(text)]
-    found = {id(match.form) for match in matches if match is not None}
-    assert [f"{row.kind} {row.code} {row.pattern.pattern}" for row in forms() if id(row) not in found] == []
+    events = {id(match.form) for match in matches if match is not None}
+    assert [f"{row.kind} {row.code} {row.pattern.pattern}" for row in forms() if id(row) not in events] == []
 
 
 @pytest.mark.parametrize("cut", [7, 20, 41])
@@ -117,8 +117,8 @@ NINES = "9" * 5000
     ids=["kmsg", "uptime", "superscript", "journal", "dmesg", "deep-list", "deep-row", "deep-document"],
 )
 def test_numbers_and_depths_that_nobody_means_fail_nothing(text: str) -> None:
-    found = judge(f"{text}\n[5.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n")
-    json.dumps([one.to_json() for one in found], allow_nan=False)
+    events = judge(f"{text}\n[5.000000] NVRM: Xid (PCI:0000:5e:00): 79, GPU has fallen off the bus.\n")
+    json.dumps([event.to_json() for event in events], allow_nan=False)
 
 
 def test_a_document_that_is_too_long_to_be_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ FOREIGN = {
 
 @pytest.mark.parametrize("head", FOREIGN.values(), ids=FOREIGN)
 def test_whatever_stands_before_it_a_message_of_the_drivers_is_found(head: str) -> None:
-    assert [(one.kind, one.code) for one in judge(head + XID_79)] == [("xid", 79)]
+    assert [(event.kind, event.code) for event in judge(head + XID_79)] == [("xid", 79)]
 
 
 @pytest.mark.parametrize("head", ["Nov 22 19:51:14 host app[12]: ", "11月 22 19:51:14 host app[12]: ", "train.py: saw: "])
@@ -165,7 +165,10 @@ def test_what_another_program_quotes_is_not_the_kernels(head: str) -> None:
 def test_behind_the_kernels_mark_any_message_counts_and_its_time_is_unknown(name: str) -> None:
     out = StringIO()
     judged = judge_stream(StringIO(f"{FOREIGN[name]}nvme nvme4: starting error recovery\n{FOREIGN[name]}a message that nobody knows\n"))
-    assert (judged.messages, [(one.kind, one.code, one.t) for one in judged.findings]) == (2, [("nvme", "connection_lost", None)])
+    assert (judged.messages, [(finding.kind, finding.code, finding.t) for finding in judged.findings]) == (
+        2,
+        [("nvme", "connection_lost", None)],
+    )
     show(judged, as_json=False, out=out)
     assert "line 1 (time unknown): " in out.getvalue()
 

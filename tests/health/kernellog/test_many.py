@@ -66,8 +66,8 @@ def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed:
         events.append(XidEvent(chance.choice([13, 31, 43, 48, 171]), chance.choice("abc"), t, place))
         memory.add(events[-1])
 
-    def near(one: XidEvent, other: XidEvent, within_s: float) -> bool:
-        return one.t is None or other.t is None or abs(one.t - other.t) <= within_s
+    def near(xid_event: XidEvent, other: XidEvent, within_s: float) -> bool:
+        return xid_event.t is None or other.t is None or abs(xid_event.t - other.t) <= within_s
 
     known = memory.index()
     for at, event in enumerate(events):

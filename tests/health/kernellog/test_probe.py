@@ -58,7 +58,7 @@ def _row(**more: Json) -> dict[str, Json]:
 def _results(rows: Json, *, before: Json = None, problem: str = "") -> list[tuple[Result, Repair]]:
     now = Readings([Reading("kernel_log", KERNEL, "kernel.findings", rows, problem)])
     baseline = Readings([Reading("kernel_log", KERNEL, "kernel.findings", before)]) if before is not None else None
-    return [(one.result, one.repair) for one in checked.kernel_log(now, baseline, Thresholds())]
+    return [(result.result, result.repair) for result in checked.kernel_log(now, baseline, Thresholds())]
 
 
 def test_a_session_reads_on_where_it_was_and_counts_what_was_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +89,9 @@ def test_without_device_and_journal_syslogs_file_is_read(tmp_path: Path) -> None
     log.parent.mkdir(parents=True)
     stamp = _ago(120.0)
     log.write_text(f"{stamp} node-7 kernel: [  123.456789] {XID}\n{stamp} node-7 train[1]: {XID.replace('3d', '4d')}\n")
-    found = Readings(kernel_log.read(Ask(root=str(tmp_path))))
-    assert found.text("kernel.source", KERNEL) == str(log)
-    assert [row["pci"] for row in found.rows("kernel.findings", KERNEL)] == ["0000:3d:00"]
+    readings = Readings(kernel_log.read(Ask(root=str(tmp_path))))
+    assert readings.text("kernel.source", KERNEL) == str(log)
+    assert [row["pci"] for row in readings.rows("kernel.findings", KERNEL)] == ["0000:3d:00"]
 
 
 def _ago(seconds: float, form: str = "%b %d %H:%M:%S") -> str:

@@ -24,14 +24,14 @@ def _line(code: int, t: float = 1000.0, bus: str = "3d", rest: str = "Ch 0000000
 
 
 def _judged(*lines: str) -> list[tuple[object, str, str]]:
-    return [(one.code, one.severity.value, one.repair.value) for one in judge("\n".join(lines))]
+    return [(event.code, event.severity.value, event.repair.value) for event in judge("\n".join(lines))]
 
 
 @pytest.mark.parametrize("row", IN_USE, ids=lambda row: row["xid"])
 def test_each_code_in_use_has_its_verdict(row: dict[str, str]) -> None:
-    (found,) = judge(_line(int(row["xid"])))
-    assert (found.code, found.pci, found.repair.value, found.same_gpu) == (int(row["xid"]), "0000:3d:00", row["repair"], row["same_gpu"])
-    assert (found.severity.value in {"info", "warning"}) == (found.repair is Repair.NONE)
+    (event,) = judge(_line(int(row["xid"])))
+    assert (event.code, event.pci, event.repair.value, event.same_gpu) == (int(row["xid"]), "0000:3d:00", row["repair"], row["same_gpu"])
+    assert (event.severity.value in {"info", "warning"}) == (event.repair is Repair.NONE)
 
 
 def test_the_table_of_verdicts_is_that_of_the_codes_in_use() -> None:
@@ -58,8 +58,8 @@ def test_each_sxid_is_found_and_a_fatal_one_takes_a_reboot(code: int) -> None:
 
 def test_a_burst_is_one_event() -> None:
     storm = [_line(31, t=1000 + n * 20) for n in range(50)]
-    (found,) = judge("\n".join(storm))
-    assert (found.count, found.repair, dict(found.fields)["origin"]) == (50, Repair.RESTART_JOB, "either")
+    (event,) = judge("\n".join(storm))
+    assert (event.count, event.repair, dict(event.fields)["origin"]) == (50, Repair.RESTART_JOB, "either")
 
 
 @pytest.mark.parametrize(("code", "window"), [(31, 180.0), (13, 15.0)])
@@ -74,8 +74,8 @@ def test_beyond_its_window_it_is_a_second_event(code: int, window: float) -> Non
 def test_again_on_the_same_gpu_is_hardware_and_on_others_the_application() -> None:
     again = judge("\n".join([_line(31), _line(31, t=5000.0)]))
     spread = judge("\n".join([_line(31), _line(31, t=5000.0), _line(31, t=6000.0, bus="4d")]))
-    assert {dict(one.fields)["origin"] for one in again} == {"hardware"}
-    assert {(dict(one.fields)["origin"], one.repair) for one in spread} == {("app", Repair.RESTART_JOB)}
+    assert {dict(event.fields)["origin"] for event in again} == {"hardware"}
+    assert {(dict(event.fields)["origin"], event.repair) for event in spread} == {("app", Repair.RESTART_JOB)}
 
 
 def test_a_day_later_is_not_again() -> None:
@@ -88,28 +88,30 @@ def test_13_is_hardware_only_in_the_same_place() -> None:
 
 
 def test_five_times_on_one_gpu_is_a_replacement() -> None:
-    found = _judged(*(_line(119, t=1000.0 + 4000.0 * n) for n in range(5)))
-    assert found == [(119, "critical", "replace")] * 5
+    events = _judged(*(_line(119, t=1000.0 + 4000.0 * n) for n in range(5)))
+    assert events == [(119, "critical", "replace")] * 5
 
 
 @pytest.mark.parametrize("code", [43, 45, 137])
 def test_an_echo_is_not_acted_on(code: int) -> None:
-    found = judge("\n".join([_line(94), _line(code, t=1001.0)]))
-    assert [(one.code, one.repair) for one in found] == [(94, Repair.RESTART_JOB), (code, Repair.NONE)]
-    assert "Xid 94" in found[1].reason
+    events = judge("\n".join([_line(94), _line(code, t=1001.0)]))
+    assert [(event.code, event.repair) for event in events] == [(94, Repair.RESTART_JOB), (code, Repair.NONE)]
+    assert "Xid 94" in events[1].reason
 
 
 def test_an_echo_on_a_peer_is_of_the_first_event_that_is_none() -> None:
-    said = _line(154, t=1000.5, rest="GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
-    found = judge("\n".join([_line(94), said, _line(45, t=1001.0, bus="4d"), _line(43, t=1001.1, bus="5d"), _line(43, t=9000.0, bus="6d")]))
-    assert [(one.code, one.repair) for one in found] == [
+    text = _line(154, t=1000.5, rest="GPU recovery action changed from 0x0 (None) to 0x4 (Drain and Reset)")
+    events = judge(
+        "\n".join([_line(94), text, _line(45, t=1001.0, bus="4d"), _line(43, t=1001.1, bus="5d"), _line(43, t=9000.0, bus="6d")])
+    )
+    assert [(event.code, event.repair) for event in events] == [
         (94, Repair.RESTART_JOB),
         (154, Repair.RESET_GPU),
         (45, Repair.NONE),
         (43, Repair.NONE),
         (43, Repair.RESTART_JOB),
     ]
-    assert ["follows Xid 94" in one.reason for one in found] == [False, False, True, True, False]
+    assert ["follows Xid 94" in event.reason for event in events] == [False, False, True, True, False]
 
 
 def test_thousands_of_45_are_one_finding_that_asks_for_nothing() -> None:
@@ -117,8 +119,8 @@ def test_thousands_of_45_are_one_finding_that_asks_for_nothing() -> None:
 
 
 def test_a_newer_driver_says_what_45_follows() -> None:
-    (found,) = judge(_line(45, rest="Ch 0000000c caused by previous Xid 145"))
-    assert "Xid 145" in found.reason
+    (event,) = judge(_line(45, rest="Ch 0000000c caused by previous Xid 145"))
+    assert "Xid 145" in event.reason
 
 
 def test_the_detail_of_48_asks_for_nothing_beside_it_and_for_a_reset_alone() -> None:
@@ -166,16 +168,16 @@ LINK5 = "{unit} {how} XC0 i0 Link 04 ({info:#010x} {status:#010x} 0x00000000 0x0
 )
 def test_the_registers_of_nvlink_5_decide(code: int, unit: str, info: int, status: int, repair: str) -> None:
     rest = LINK5.format(unit=unit, how="Fatal" if repair == "reset_gpu" else "Nonfatal", info=info, status=status)
-    (found,) = judge(f"NVRM: Xid (PCI:0018:01:00): {code}, {rest}")
-    assert (found.repair.value, dict(found.fields)["link"], dict(found.fields)["unit"]) == (repair, "04", unit)
+    (event,) = judge(f"NVRM: Xid (PCI:0018:01:00): {code}, {rest}")
+    assert (event.repair.value, dict(event.fields)["link"], dict(event.fields)["unit"]) == (repair, "04", unit)
 
 
 @pytest.mark.parametrize(("to", "repair"), [("0x1 (GPU Reset Required)", "reset_gpu"), ("0x2 (Node Reboot Required)", "reboot")])
 def test_what_the_driver_announces_goes_before_what_is_not_listed(to: str, repair: str) -> None:
     unknown = _line(145, rest=LINK5.format(unit="RLW_NEW", how="Nonfatal", info=9, status=1))
     follows = _line(145, t=1000.1, rest=LINK5.format(unit="RLW_REMAP", how="Nonfatal", info=4, status=1))
-    said = _line(154, t=1001.0, rest=f"GPU recovery action changed from 0x0 (None) to {to}")
-    assert {found[2] for found in _judged(unknown, follows, said)} == {repair}
+    text = _line(154, t=1001.0, rest=f"GPU recovery action changed from 0x0 (None) to {to}")
+    assert {events[2] for events in _judged(unknown, follows, text)} == {repair}
 
 
 @pytest.mark.parametrize(

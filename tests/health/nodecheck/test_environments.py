@@ -54,24 +54,24 @@ def _node(host: str, variables: dict[str, Json] | None = None, *, head: str = "a
     )  # fmt: skip
 
 
-def _told(*nodes: Node) -> list[CheckResult]:
+def _results(*nodes: Node) -> list[CheckResult]:
     """Return what the report says of the environments that the first ranks of nodes of two ranks posted."""
     store = _Table()
     for at, node in enumerate(nodes):
         store.put(f"node/{2 * at}", json.dumps(node.to_json()))
-    said = report.results(Peers(store, Options(2 * len(nodes))).evidence(range(2 * len(nodes))))
-    assert said[-1].check == report.PRESENCE
-    return [one for one in said if one.check == "env_nodes"]
+    results = report.results(Peers(store, Options(2 * len(nodes))).evidence(range(2 * len(nodes))))
+    assert results[-1].check == report.PRESENCE
+    return [result for result in results if result.check == "env_nodes"]
 
 
 def test_another_torch_and_another_variable_are_reported_with_who_has_them() -> None:
-    told = _told(_node("n0"), _node("n1"), _node("n2", {"NCCL_ALGO": "Ring"}, torch="2.8.0"))
-    assert [(one.result, one.reason) for one in told] == [
+    results = _results(_node("n0"), _node("n1"), _node("n2", {"NCCL_ALGO": "Ring"}, torch="2.8.0"))
+    assert [(result.result, result.reason) for result in results] == [
         (Result.FAILED, "version of torch is not the same on all nodes: n2: 2.8.0; 2 of 3 have 2.9.0"),
         (Result.DEGRADED, "NCCL_ALGO is not the same on all nodes: n2: Ring; 2 of 3 have unset"),
     ]
-    assert report.exit_code(told) == report.UNFIT
-    assert told[1].evidence == ("n0: unset", "n1: unset", "n2: Ring")
+    assert report.exit_code(results) == report.UNFIT
+    assert results[1].evidence == ("n0: unset", "n1: unset", "n2: Ring")
 
 
 @pytest.mark.parametrize(
@@ -85,28 +85,28 @@ def test_another_torch_and_another_variable_are_reported_with_who_has_them() -> 
     ids=["variable", "python", "driver", "code"],
 )
 def test_a_difference_that_may_be_meant_warns_and_the_nodes_stay_fit(other: Node, what: str) -> None:
-    (one,) = _told(_node("n0"), other)
-    assert one.result is Result.DEGRADED
-    assert one.reason.startswith(f"{what} is not the same on all nodes: n")
-    assert report.exit_code([one]) == 0
+    (result,) = _results(_node("n0"), other)
+    assert result.result is Result.DEGRADED
+    assert result.reason.startswith(f"{what} is not the same on all nodes: n")
+    assert report.exit_code([result]) == 0
 
 
 def test_nodes_of_one_name_are_distinguished_by_their_ranks() -> None:
-    (one,) = _told(_node("box"), _node("box", torch="2.8.0"), _node("box"))
-    assert "box (rank 2): 2.8.0; 2 of 3 have 2.9.0" in one.reason
+    (result,) = _results(_node("box"), _node("box", torch="2.8.0"), _node("box"))
+    assert "box (rank 2): 2.8.0; 2 of 3 have 2.9.0" in result.reason
 
 
 def test_nodes_that_are_alike_are_said_to_be_and_one_alone_is_not_spoken_of() -> None:
-    (one,) = _told(_node("n0"), _node("n1"))
-    assert (one.result, one.reason) == (Result.OK, "2 nodes have the same environment")
-    assert not _told(_node("n0"))
+    (result,) = _results(_node("n0"), _node("n1"))
+    assert (result.result, result.reason) == (Result.OK, "2 nodes have the same environment")
+    assert not _results(_node("n0"))
 
 
 def test_a_node_that_could_not_be_read_is_unknown_and_not_alike() -> None:
     lost = Node("n1", Readings([Reading("runner", "probe:environment", OUTCOME, {"state": "failed", "why": "OSError: no"})]))
-    (one,) = _told(_node("n0"), lost)
-    assert (one.result, one.reason) == (Result.UNKNOWN, "n1: its environment could not be read: failed OSError: no")
-    assert len(_told(lost, _node("n0"), _node("n2"))) == 2
+    (result,) = _results(_node("n0"), lost)
+    assert (result.result, result.reason) == (Result.UNKNOWN, "n1: its environment could not be read: failed OSError: no")
+    assert len(_results(lost, _node("n0"), _node("n2"))) == 2
 
 
 @pytest.mark.process
@@ -126,10 +126,10 @@ def test_a_process_that_cannot_be_killed_is_reported_with_where_it_hangs_and_not
         measuring = stack.enter_context(subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE))
         with monkeypatch.context() as patch:
             patch.setattr(os, "waitpid", waitpid)
-            told = WorkerMonitor(0, measuring.pid, read_end, store, options, first=False).watch()
+            report = WorkerMonitor(0, measuring.pid, read_end, store, options, first=False).watch()
     assert set(waited) == {os.WNOHANG}, "a wait that may never end"
-    (one, *_) = (one for one in told["results"] if one["subject"] == "rank:0")  # type: ignore[index, union-attr]  # JSON of ours
-    assert "hangs for 0 s, " in one["reason"], one  # type: ignore[index, operator]
+    (result, *_) = (result for result in report["results"] if result["subject"] == "rank:0")  # type: ignore[index, union-attr]  # JSON of ours
+    assert "hangs for 0 s, " in result["reason"], result  # type: ignore[index, operator]
 
 
 @pytest.mark.process
@@ -154,7 +154,7 @@ def test_wardens_read_one_environment_a_node_and_the_report_waits_for_it() -> No
     assert {name for name in store.texts if name.startswith("node/")} == {"node/0", "node/2"}
     results = first["results"]
     assert isinstance(results, list)
-    (told,) = [one for one in results if isinstance(one, dict) and one["check"] == "env_nodes"]
-    assert (told["result"], told["reason"]) == ("ok", "2 nodes have the same environment")
+    (report,) = [result for result in results if isinstance(result, dict) and result["check"] == "env_nodes"]
+    assert (report["result"], report["reason"]) == ("ok", "2 nodes have the same environment")
     read = Node.from_json(json.loads(store.texts["node/2"])).readings
     assert read.table("env.versions")["python"] == ".".join(map(str, sys.version_info[:3]))

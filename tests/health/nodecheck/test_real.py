@@ -31,10 +31,10 @@ def _check(*arguments: str, ranks: int) -> tuple[dict[str, Any], int]:
     return json.loads(done.stdout), done.returncode
 
 
-def _accused(told: dict[str, Any]) -> dict[str, str]:
+def _accused(report: dict[str, Any]) -> dict[str, str]:
     """Return all that each is accused of: on a loaded machine a rank may compute slowly before it dies, and both are reported."""
     accused: dict[str, str] = {}
-    for row in told["results"]:
+    for row in report["results"]:
         if row["result"] in {"failed", "degraded"}:
             before = accused.get(row["subject"])
             accused[row["subject"]] = row["reason"] if before is None else f"{before} | {row['reason']}"
@@ -42,39 +42,39 @@ def _accused(told: dict[str, Any]) -> dict[str, str]:
 
 
 def test_who_dies_is_named() -> None:
-    told, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=2)
-    accused = _accused(told)
-    assert set(accused) == {"rank:1"}, told["results"]
+    document, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=2)
+    accused = _accused(document)
+    assert set(accused) == {"rank:1"}, document["results"]
     assert "killed by SIGKILL" in accused["rank:1"]
-    assert "env_nodes" not in {one["check"] for one in told["results"]}, "one node has nobody to differ from"
+    assert "env_nodes" not in {one["check"] for one in document["results"]}, "one node has nobody to differ from"
     assert code == report.UNFIT
 
 
 @pytest.mark.slow
 def test_who_dies_and_who_hangs_is_named_within_the_deadline() -> None:
-    told, code = _check("--deadline", "120", "--trial-timeout", "12", "--rehearse", "die:2:3", "--rehearse", "hang:1:5", ranks=5)
-    accused = _accused(told)
-    assert set(accused) == {"rank:1", "rank:2"}, told["results"]
+    document, code = _check("--deadline", "120", "--trial-timeout", "12", "--rehearse", "die:2:3", "--rehearse", "hang:1:5", ranks=5)
+    accused = _accused(document)
+    assert set(accused) == {"rank:1", "rank:2"}, document["results"]
     assert "killed by SIGKILL; last: round 3: matrix products" in accused["rank:2"]
     assert "stopped" in accused["rank:1"]
     assert "last: round 5: matrix products" in accused["rank:1"]
     assert all(why.startswith("rehearsal: ") for reasons in accused.values() for why in reasons.split(" | "))
-    assert told["seconds"] < 125
+    assert document["seconds"] < 125
     assert code == report.UNFIT
 
 
 @pytest.mark.slow
 def test_rank_0_that_hangs_is_named_by_the_next() -> None:
-    told, code = _check("--deadline", "240", "--trial-timeout", "12", "--rehearse", "hang:0:2", ranks=4)
-    assert set(_accused(told)) == {"rank:0"}
+    document, code = _check("--deadline", "240", "--trial-timeout", "12", "--rehearse", "hang:0:2", ranks=4)
+    assert set(_accused(document)) == {"rank:0"}
     assert code == report.UNFIT
 
 
 @pytest.mark.slow
 def test_eight_ranks_three_faults() -> None:
     faults = ("slow-compute:3:2.5", "fail:5:0.2", "slow-link:1-6:0.05")
-    told, code = _check(*PATIENT, *(word for fault in faults for word in ("--rehearse", fault)), ranks=8)
-    assert set(_accused(told)) == {"rank:3", "rank:5", "link:1-6"}
+    document, code = _check(*PATIENT, *(word for fault in faults for word in ("--rehearse", fault)), ranks=8)
+    assert set(_accused(document)) == {"rank:3", "rank:5", "link:1-6"}
     assert code == report.UNFIT
 
 
@@ -84,10 +84,10 @@ def test_eight_healthy_ranks_on_a_loaded_machine() -> None:
         for _ in range(2 * (os.cpu_count() or 1)):
             load = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(load.kill)
-        told, code = _check(*PATIENT, ranks=8)
-    assert not _accused(told)
+        report, code = _check(*PATIENT, ranks=8)
+    assert not _accused(report)
     assert code == 0
-    assert told["results"][-1]["result"] == "ok"
+    assert report["results"][-1]["result"] == "ok"
 
 
 @pytest.mark.slow
@@ -97,9 +97,9 @@ def test_under_torchrun() -> None:
     done = subprocess.run(  # noqa: S603  ours
         [*command, *PATIENT, "--rehearse", "corrupt:2:0.5"], capture_output=True, text=True, timeout=390, check=False, env=environ
     )
-    told = json.loads(done.stdout)
-    assert set(_accused(told)) == {"rank:2"}
-    assert "the sum of 1 and 1 is 4.0" in json.dumps(told)
+    document = json.loads(done.stdout)
+    assert set(_accused(document)) == {"rank:2"}
+    assert "the sum of 1 and 1 is 4.0" in json.dumps(document)
     assert done.returncode == 1  # torchrun's own, for ranks that ended with 69
 
 
@@ -117,11 +117,11 @@ def hosts() -> Iterator[list[str]]:
     """Yield namespaces on one switch, 10.77.0.1 and on; between the second and the fourth a cable of its own that carries 100 Mbit/s."""
     names = [f"nc{os.getpid()}-{rank}" for rank in range(HOSTS)]
     switch = f"{names[0]}-s"
-    made: list[str] = []
+    texts: list[str] = []
     try:
         for name in (switch, *names):
             _ip("netns", "add", name)
-            made.append(name)
+            texts.append(name)
         _ip("-n", switch, "link", "add", "br0", "type", "bridge")
         _ip("-n", switch, "link", "set", "br0", "up")
         for rank, name in enumerate(names):
@@ -137,10 +137,10 @@ def hosts() -> Iterator[list[str]]:
             shape = ("tbf", "rate", "100mbit", "burst", "32kb", "latency", "400ms")
             _ip("netns", "exec", names[rank], "tc", "qdisc", "add", "dev", "bad0", "root", *shape)
     except (OSError, subprocess.CalledProcessError) as error:
-        _remove(made)
+        _remove(texts)
         pytest.skip(f"no network namespaces to be made here: {getattr(error, 'stderr', error)!r}")
     yield names
-    _remove(made)
+    _remove(texts)
 
 
 def _remove(names: list[str]) -> None:
@@ -150,7 +150,7 @@ def _remove(names: list[str]) -> None:
 
 @pytest.mark.slow
 def test_a_cable_that_really_is_slow(hosts: list[str]) -> None:
-    told = ""
+    document = ""
     with ExitStack() as stack:
         ranks = []
         for rank, name in enumerate(hosts):
@@ -161,7 +161,7 @@ def test_a_cable_that_really_is_slow(hosts: list[str]) -> None:
             stack.callback(started.kill)
             ranks.append(started)
         for one in ranks:
-            told += one.communicate(timeout=390)[0]
-    accused = _accused(json.loads(told))
+            document += one.communicate(timeout=390)[0]
+    accused = _accused(json.loads(document))
     assert set(accused) == {"link:1-3"}
-    assert [one.returncode for one in ranks] == [report.UNFIT] * HOSTS
+    assert [rank.returncode for rank in ranks] == [report.UNFIT] * HOSTS

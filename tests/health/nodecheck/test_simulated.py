@@ -15,12 +15,14 @@ TRIALS = 100
 
 def _accused(world: nodecheck_simulation.World, seed: int) -> set[str]:
     return {
-        one.subject for one in report.results(nodecheck_simulation.check(world, seed)) if one.result in (Result.FAILED, Result.DEGRADED)
+        result.subject
+        for result in report.results(nodecheck_simulation.check(world, seed))
+        if result.result in (Result.FAILED, Result.DEGRADED)
     }
 
 
 def _wanted(faults: tuple[Fault, ...]) -> set[str]:
-    return {f"rank:{one.rank}" if one.other == NOBODY else f"link:{one.rank}-{one.other}" for one in faults}
+    return {f"rank:{fault.rank}" if fault.other == NOBODY else f"link:{fault.rank}-{fault.other}" for fault in faults}
 
 
 @pytest.mark.parametrize("disturbed", [pytest.param(0.1, id="quiet"), pytest.param(0.4, id="disturbed", marks=pytest.mark.slow)])

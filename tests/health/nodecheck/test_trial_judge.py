@@ -26,7 +26,7 @@ def _evidence(
     failed: Callable[[int, Pair], bool] = lambda number, pair: False,  # noqa: ARG005  nothing fails
     *,
     machines: Callable[[int], int] = lambda rank: rank,
-    gone: dict[int, str] | None = None,
+    lost: dict[int, str] | None = None,
 ) -> TrialEvidence:
     members = {rank: Member(rank, f"n{rank}", str(machines(rank)), "cuda:0", "H100") for rank in range(world)}
     samples = []
@@ -36,7 +36,7 @@ def _evidence(
             for rank in pair:
                 times = {kind: (second(kind, pair),) * 3 for kind in TOGETHER} | {Kind.COMPUTE: (second(Kind.COMPUTE, (rank, rank)),) * 3}
                 samples.append(Sample(0, number, rank, pair_trial.partner(rank), times, "lost" if failed(number, pair) else ""))
-    return TrialEvidence(members, tuple(samples), gone or {}, world=world)
+    return TrialEvidence(members, tuple(samples), lost or {}, world=world)
 
 
 def _even(kind: Kind, pair: Pair) -> float:
@@ -44,51 +44,53 @@ def _even(kind: Kind, pair: Pair) -> float:
 
 
 def test_all_well_is_reported_with_how_much_was_looked_at() -> None:
-    (one,) = report.results(_evidence(8, _even))
-    assert one.result is Result.OK
-    assert "8 of 8 ranks came; 84 meetings of 28 pairs" in one.reason
+    (result,) = report.results(_evidence(8, _even))
+    assert result.result is Result.OK
+    assert "8 of 8 ranks came; 84 meetings of 28 pairs" in result.reason
 
 
 def test_a_rank_that_fails_with_several_is_bad_and_its_partners_are_not() -> None:
-    found = judge(_evidence(8, _even, lambda number, pair: 5 in pair and number in (2, 9, 15)))
-    assert set(found.failing) == {5}
-    assert not found.failing_links
-    assert not found.doubts
+    judgement = judge(_evidence(8, _even, lambda number, pair: 5 in pair and number in (2, 9, 15)))
+    assert set(judgement.failing) == {5}
+    assert not judgement.failing_links
+    assert not judgement.doubts
 
 
 def test_two_that_always_fail_with_each_other_alone_have_a_bad_link() -> None:
-    found = judge(_evidence(8, _even, lambda _, pair: pair == (1, 6)))
-    assert set(found.failing_links) == {(1, 6)}
-    assert not found.failing
+    judgement = judge(_evidence(8, _even, lambda _, pair: pair == (1, 6)))
+    assert set(judgement.failing_links) == {(1, 6)}
+    assert not judgement.failing
 
 
 def test_two_bad_links_of_one_rank_do_not_make_it_bad() -> None:
-    found = judge(_evidence(8, _even, lambda _, pair: pair in {(1, 6), (1, 4)}))
-    assert set(found.failing_links) == {(1, 6), (1, 4)}
-    assert not found.failing
+    judgement = judge(_evidence(8, _even, lambda _, pair: pair in {(1, 6), (1, 4)}))
+    assert set(judgement.failing_links) == {(1, 6), (1, 4)}
+    assert not judgement.failing
 
 
 def test_one_failure_is_a_doubt_and_asks_for_a_second_look_of_both_with_others() -> None:
     known = _evidence(8, _even, lambda number, pair: number == 0 and pair == schedule.tournament(8)[0][0])
     pair = schedule.tournament(8)[0][0]
     assert set(judge(known).doubts) == {pair}
-    told = [one for one in report.results(known) if one.result is Result.UNKNOWN]
-    assert [one.subject for one in told] == [f"link:{pair[0]}-{pair[1]}"]
-    assert report.exit_code(told) == 0
+    results = [result for result in report.results(known) if result.result is Result.UNKNOWN]
+    assert [result.subject for result in results] == [f"link:{pair[0]}-{pair[1]}"]
+    assert report.exit_code(results) == 0
     suspects, good, again = second_look(known)
     assert (suspects, again) == ([*pair], [pair])
     assert not set(good) & set(pair)
 
 
 def test_a_slow_rank_is_named_with_its_time_and_the_others() -> None:
-    told = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (3 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
-    assert (told[0].subject, told[0].result, told[0].check) == ("rank:3", Result.FAILED, report.COMPUTE)
-    assert "1.02 ms for the others (median of 7)" in told[0].evidence[0]
+    results = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (3 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
+    assert (results[0].subject, results[0].result, results[0].check) == ("rank:3", Result.FAILED, report.COMPUTE)
+    assert "1.02 ms for the others (median of 7)" in results[0].evidence[0]
 
 
 def test_unlike_models_are_not_compared_and_their_speeds_are_named() -> None:
     alike = _evidence(4, lambda kind, pair: MS * (2.5 if kind is Kind.COMPUTE and pair[0] > 1 else 1))
-    known = replace(alike, members={rank: replace(one, model="small" if rank > 1 else "large") for rank, one in alike.members.items()})
+    known = replace(
+        alike, members={rank: replace(result, model="small" if rank > 1 else "large") for rank, result in alike.members.items()}
+    )
     outcome = report.to_json(known, report.results(known), 1.0, 0.0)
     assert outcome["speeds"] == [2.5, 2.5, 1.0, 1.0]
     assert "          speeds         2.5,2.5,1,1 by rank: what --knob grad_accum:planned:BATCH=plan: takes" in report.lines(outcome)
@@ -97,54 +99,54 @@ def test_unlike_models_are_not_compared_and_their_speeds_are_named() -> None:
 
 
 def test_a_little_slower_is_degraded_and_the_node_stays_fit() -> None:
-    told = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (1.4 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
-    assert told[0].result is Result.DEGRADED
-    assert report.exit_code(told) == 0
+    results = report.results(_evidence(8, lambda kind, pair: _even(kind, pair) * (1.4 if kind is Kind.COMPUTE and pair[0] == 3 else 1)))
+    assert results[0].result is Result.DEGRADED
+    assert report.exit_code(results) == 0
 
 
 @pytest.mark.parametrize("kind", TOGETHER, ids=[kind.name for kind in TOGETHER])
 def test_a_rank_slow_in_one_kind_only_is_found(kind: Kind) -> None:
-    told = report.results(_evidence(4, lambda one, pair: _even(one, pair) * (4 if one is kind and 2 in pair else 1)))
-    assert [one.subject for one in told if one.result is Result.FAILED] == ["rank:2"]
-    assert ("computes and communicates at once" in told[0].reason) == (kind is Kind.OVERLAP)
+    results = report.results(_evidence(4, lambda result, pair: _even(result, pair) * (4 if result is kind and 2 in pair else 1)))
+    assert [result.subject for result in results if result.result is Result.FAILED] == ["rank:2"]
+    assert ("computes and communicates at once" in results[0].reason) == (kind is Kind.OVERLAP)
 
 
 def test_two_slow_ranks_of_four_do_not_hide_each_other() -> None:
-    told = report.results(
+    results = report.results(
         _evidence(4, lambda kind, pair: _even(kind, pair) * (4 if kind is not Kind.COMPUTE and {0, 1} & set(pair) else 1))
     )
-    assert {one.subject for one in told if one.result is Result.FAILED} == {"rank:0", "rank:1"}
+    assert {result.subject for result in results if result.result is Result.FAILED} == {"rank:0", "rank:1"}
 
 
 def test_pairs_within_a_machine_are_not_compared_with_pairs_between() -> None:
     known = _evidence(8, lambda kind, pair: _even(kind, pair) * (1 if pair[0] // 4 == pair[1] // 4 else 9), machines=lambda rank: rank // 4)
-    assert [one.result for one in report.results(known)] == [Result.OK]
+    assert [result.result for result in report.results(known)] == [Result.OK]
 
 
 @pytest.mark.parametrize(("device", "slow_meetings", "accused"), [("cuda:0", 2, True), ("cpu", 2, False), ("cpu", 3, True)])
 def test_where_ranks_share_a_cpu_one_good_meeting_acquits_a_link(device: str, slow_meetings: int, *, accused: bool) -> None:
     known = _evidence(8, _even, machines=lambda _: 0)
-    met = sorted(one.number for one in known.samples if one.rank == 1 and one.partner == 6)
+    met = sorted(sample.number for sample in known.samples if sample.rank == 1 and sample.partner == 6)
     samples = tuple(
-        replace(one, seconds={kind: tuple(6 * time for time in times) for kind, times in one.seconds.items()})
-        if one.pair == (1, 6) and one.number in met[:slow_meetings]
-        else one
-        for one in known.samples
+        replace(sample, seconds={kind: tuple(6 * time for time in times) for kind, times in sample.seconds.items()})
+        if sample.pair == (1, 6) and sample.number in met[:slow_meetings]
+        else sample
+        for sample in known.samples
     )
-    members = {rank: replace(one, device=device) for rank, one in known.members.items()}
-    found = judge(replace(known, members=members, samples=samples))
-    assert ((1, 6) in found.slow_links) is accused
-    assert not found.slow_ranks
+    members = {rank: replace(result, device=device) for rank, result in known.members.items()}
+    judgement = judge(replace(known, members=members, samples=samples))
+    assert ((1, 6) in judgement.slow_links) is accused
+    assert not judgement.slow_ranks
 
 
 def test_what_failed_with_a_rank_that_is_gone_accuses_nobody() -> None:
-    told = report.results(_evidence(8, _even, lambda number, pair: 4 in pair and number > 5, gone={4: "no sign of life for 8 s"}))
-    assert [(one.subject, one.result) for one in told] == [("rank:4", Result.FAILED), ("host", Result.OK)]
+    results = report.results(_evidence(8, _even, lambda number, pair: 4 in pair and number > 5, lost={4: "no sign of life for 8 s"}))
+    assert [(result.subject, result.result) for result in results] == [("rank:4", Result.FAILED), ("host", Result.OK)]
 
 
 def test_two_ranks_cannot_tell_whose_fault_it_is() -> None:
-    told = report.results(_evidence(2, _even, lambda number, _: number == 3))
-    assert {one.result for one in told} == {Result.UNKNOWN}
+    results = report.results(_evidence(2, _even, lambda number, _: number == 3))
+    assert {result.result for result in results} == {Result.UNKNOWN}
 
 
 @pytest.mark.parametrize("world", [2, 3, 7, 8])
@@ -159,7 +161,9 @@ def test_everybody_meets_everybody(world: int) -> None:
 
 def test_many_ranks_take_no_more_rounds() -> None:
     assert len(schedule.schedule(512)) == schedule.ROUNDS
-    partners = {one.partner(7) for pair_trials in schedule.schedule(512) for one in pair_trials if 7 in (one.a, one.b)}
+    partners = {
+        pair_trial.partner(7) for pair_trials in schedule.schedule(512) for pair_trial in pair_trials if 7 in (pair_trial.a, pair_trial.b)
+    }
     assert len(partners) == schedule.ROUNDS
 
 

@@ -62,10 +62,10 @@ class Ranks:
 
 @pytest.fixture
 def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    made = Ranks(tmp_path / "job" / "attempt-0001")
-    heartbeats.create(made.directory / "heartbeat", 4)
-    yield made
-    for process in made.processes:
+    ranks = Ranks(tmp_path / "job" / "attempt-0001")
+    heartbeats.create(ranks.directory / "heartbeat", 4)
+    yield ranks
+    for process in ranks.processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # its workers too
         process.wait(30)

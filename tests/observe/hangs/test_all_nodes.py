@@ -225,9 +225,9 @@ class Job:
 @pytest.fixture
 def job() -> Job:
     """Two nodes whose ranks stand still for longer than the limit, because of rank 1."""
-    made = Job(VirtualNode("a:0", waiting(0, 2)), VirtualNode("b:1", elsewhere(1, 2)))
-    made.ask()
-    return made
+    job = Job(VirtualNode("a:0", waiting(0, 2)), VirtualNode("b:1", elsewhere(1, 2)))
+    job.ask()
+    return job
 
 
 def test_two_looks_confirm_a_hang_within_the_limit_of_one_node(job: Job) -> None:

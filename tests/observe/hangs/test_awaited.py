@@ -65,22 +65,22 @@ def test_the_peer_of_a_socket(waiting: list[subprocess.Popen[bytes]], call: str)
         port = server.getsockname()[1]
         code = f"import select, socket\ns = socket.create_connection(('127.0.0.1', {port}))\n{CALLS[call]}"
         waiting.append(python(code))
-        found = seen(waiting[0])
-        assert (found.kind, found.name, found.lives) == (AwaitedKind.SOCKET, f"127.0.0.1:{port}", True)
+        wait = seen(waiting[0])
+        assert (wait.kind, wait.name, wait.lives) == (AwaitedKind.SOCKET, f"127.0.0.1:{port}", True)
 
 
 def test_a_pipe_and_who_has_its_other_end(waiting: list[subprocess.Popen[bytes]]) -> None:
     waiting.append(python("input()", stdin=subprocess.PIPE))
-    found = seen(waiting[0])
-    assert (found.kind, found.lives) == (AwaitedKind.PIPE, True)
-    assert f"process {os.getpid()} (" in found.text
+    wait = seen(waiting[0])
+    assert (wait.kind, wait.lives) == (AwaitedKind.PIPE, True)
+    assert f"process {os.getpid()} (" in wait.text
 
 
 def test_a_named_pipe_that_nobody_opens(waiting: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     waiting.append(python(f"open({str(tmp_path / 'fifo')!r})"))
-    found = seen(waiting[0])
-    assert (found.kind, found.name, found.lives) == (AwaitedKind.PIPE, str(tmp_path / "fifo"), False)
+    wait = seen(waiting[0])
+    assert (wait.kind, wait.name, wait.lives) == (AwaitedKind.PIPE, str(tmp_path / "fifo"), False)
 
 
 def test_a_child_and_what_that_waits_for(waiting: list[subprocess.Popen[bytes]]) -> None:
@@ -88,7 +88,7 @@ def test_a_child_and_what_that_waits_for(waiting: list[subprocess.Popen[bytes]])
         port = server.getsockname()[1]
         code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
         waiting.append(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"))
-        found = wait_for(lambda: one if "which waits for" in (one := seen(waiting[0])).text else None, "the child's own wait", 20)
+        found = wait_for(lambda: wait if "which waits for" in (wait := seen(waiting[0])).text else None, "the child's own wait", 20)
         assert found.kind is AwaitedKind.PROCESS
         assert found.text.endswith(f"which waits for 127.0.0.1:{port}")
         os.kill(int(found.name), signal.SIGKILL)
@@ -99,10 +99,10 @@ def test_the_process_that_holds_a_lock(waiting: list[subprocess.Popen[bytes]], t
         fcntl.flock(file, fcntl.LOCK_EX)
         code = f"import fcntl; fcntl.flock(open({str(tmp_path / 'lock')!r}, 'w'), fcntl.LOCK_EX)"
         waiting.append(python(code))
-        found = seen(waiting[0])
-        assert found.name == str(tmp_path / "lock")
-        assert found.text.startswith(f"process {os.getpid()} (")
-        assert found.text.endswith(", which holds the lock")
+        wait = seen(waiting[0])
+        assert wait.name == str(tmp_path / "lock")
+        assert wait.text.startswith(f"process {os.getpid()} (")
+        assert wait.text.endswith(", which holds the lock")
 
 
 def of_file(path: Path, begun: dict[int, float] | None = None) -> Awaited:
@@ -114,9 +114,9 @@ def test_a_file_that_a_killed_attempt_left(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     os.utime(tmp_path / "lock", (150.0, 150.0))
     now = time.time()
-    found = of_file(tmp_path / "lock", {1: 100.0, 2: 200.0, 3: now})
-    assert found.is_left
-    assert found.text.endswith("; no process has it open; left by attempt 1, which is over)")
+    wait = of_file(tmp_path / "lock", {1: 100.0, 2: 200.0, 3: now})
+    assert wait.is_left
+    assert wait.text.endswith("; no process has it open; left by attempt 1, which is over)")
     older = of_file(tmp_path / "lock", {1: 200.0})
     assert older.is_left
     assert older.text.endswith("; older than this run)")
@@ -126,8 +126,8 @@ def test_a_file_of_this_attempt_or_of_an_unknown_one_is_not_called_left(tmp_path
     (tmp_path / "lock").touch()
     assert not of_file(tmp_path / "lock", {1: 100.0}).is_left
     assert not of_file(tmp_path / "lock").is_left
-    asked = awaited.of_polled(os.getpid(), [("path", str(tmp_path / "lock"))], Surroundings({1: time.time() + 9}))
-    assert not asked[0].is_left, "the loop reads it: its end is not what it waits for"
+    waits = awaited.of_polled(os.getpid(), [("path", str(tmp_path / "lock"))], Surroundings({1: time.time() + 9}))
+    assert not waits[0].is_left, "the loop reads it: its end is not what it waits for"
 
 
 def test_a_file_that_a_living_process_has_open_locks_or_is_named_in_is_not_called_left(
@@ -135,19 +135,19 @@ def test_a_file_that_a_living_process_has_open_locks_or_is_named_in_is_not_calle
 ) -> None:
     begun = {1: time.time() + 100.0}
     with (tmp_path / "open").open("w"):
-        found = of_file(tmp_path / "open", begun)
-        assert (found.lives, found.is_left) == (True, False)
-        assert f"process {os.getpid()} (" in found.text
+        wait = of_file(tmp_path / "open", begun)
+        assert (wait.lives, wait.is_left) == (True, False)
+        assert f"process {os.getpid()} (" in wait.text
     (tmp_path / "pid").write_text(f"{os.getpid()}\n")
-    found = of_file(tmp_path / "pid", begun)
-    assert (found.lives, found.is_left) == (True, False)
-    assert "it names process" in found.text
+    wait = of_file(tmp_path / "pid", begun)
+    assert (wait.lives, wait.is_left) == (True, False)
+    assert "it names process" in wait.text
     waiting.append(python("pass"))
     waiting[0].wait(30)
     (tmp_path / "pid").write_text(f"{waiting[0].pid}\n")
-    found = of_file(tmp_path / "pid", begun)
-    assert found.is_left
-    assert f"it names process {waiting[0].pid}, which is gone" in found.text
+    wait = of_file(tmp_path / "pid", begun)
+    assert wait.is_left
+    assert f"it names process {waiting[0].pid}, which is gone" in wait.text
 
 
 @pytest.mark.parametrize("way", ["link/open", "directory/../directory/open"])
@@ -166,16 +166,16 @@ def test_a_file_of_another_user_is_not_called_left_because_those_processes_are_n
     (tmp_path / "lock").touch()
     begun, owner = {1: time.time() + 100.0}, (tmp_path / "lock").stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    found = of_file(tmp_path / "lock", begun)
-    assert (found.is_left, found.text.endswith("; of another user, whose processes are not seen)")) == (False, True)
+    wait = of_file(tmp_path / "lock", begun)
+    assert (wait.is_left, wait.text.endswith("; of another user, whose processes are not seen)")) == (False, True)
     monkeypatch.setattr(os, "geteuid", lambda: 0)  # sees all; a file server may give its files to nobody
     assert of_file(tmp_path / "lock", begun).is_left
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    found = of_file(tmp_path / "done")
-    assert found.text == f"the file {tmp_path}/done, which is not there"
-    assert not found.is_left
+    wait = of_file(tmp_path / "done")
+    assert wait.text == f"the file {tmp_path}/done, which is not there"
+    assert not wait.is_left
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(119, "119 s"), (180, "3 min"), (7200, "2 h"), (250_000, "2 days 21 h")])

@@ -49,15 +49,15 @@ def waiting(  # noqa: PLR0913, PLR0917 - what a table row names
     rank: int, operation: str = "all_reduce", sequence: int = 42, line: int = 61, ranks: tuple[int, ...] = (0, 1), group: str = "0"
 ) -> RankLook:
     last = (Collective("all_reduce", sequence - 1, done=True), Collective(operation, sequence, done=False))
-    found = process(100 + rank, stack(torch("distributed/distributed_c10d.py", operation), user(line)))
+    look = process(100 + rank, stack(torch("distributed/distributed_c10d.py", operation), user(line)))
     groups = (ProcessGroup(group, ranks, "gloo", 600.0, last),)
-    return RankLook(rank, rank, found, collectives=RecordedCollectives(groups), phase=Phase.TRAIN, steps=10)
+    return RankLook(rank, rank, look, collectives=RecordedCollectives(groups), phase=Phase.TRAIN, steps=10)
 
 
 def outside(rank: int, *frames: StackFrame, waits: ThreadWait = FUTEX, workers: tuple[ProcessLook, ...] = ()) -> RankLook:
     done = ProcessGroup("0", (0, 1), "gloo", 600.0, (Collective("all_reduce", 41, done=True),))
-    found = process(100 + rank, stack(*frames), waits)
-    return RankLook(rank, rank, found, workers, RecordedCollectives((done,)), phase=Phase.TRAIN, steps=10)
+    look = process(100 + rank, stack(*frames), waits)
+    return RankLook(rank, rank, look, workers, RecordedCollectives((done,)), phase=Phase.TRAIN, steps=10)
 
 
 def later(look: RankLook, **counters: float) -> RankLook:
@@ -554,9 +554,9 @@ def test_a_script_that_does_more_after_it_gave_up_its_group_is_not_over() -> Non
     assert seen(unmoved(GONE_IN_ORDER), unmoved(export)).kind is HangKind.STILL
 
 
-@pytest.mark.parametrize("held", [HELD, SERVER, CHILD], ids=lambda held: held.text)
-def test_a_rank_that_waits_for_a_living_process_does_not_wait_for_one_that_ended_in_order(held: Awaited) -> None:
-    assert seen(polling(0, held), unmoved(GONE_IN_ORDER)).kind is HangKind.STILL
+@pytest.mark.parametrize("wait", [HELD, SERVER, CHILD], ids=lambda held: held.text)
+def test_a_rank_that_waits_for_a_living_process_does_not_wait_for_one_that_ended_in_order(wait: Awaited) -> None:
+    assert seen(polling(0, wait), unmoved(GONE_IN_ORDER)).kind is HangKind.STILL
 
 
 def test_bytes_of_a_rank_that_polls_show_that_it_does_not_wait_for_one_that_is_gone() -> None:

@@ -52,18 +52,18 @@ def check(seeds: range) -> list[Examined]:
     return found
 
 
-def limits(found: list[Examined], how: str) -> float:
+def limits(rows: list[Examined], how: str) -> float:
     """Return after how many limits such a hang is usually confirmed."""
-    return median((one.confirmed_s or 0.0) / one.limit_s for one in found if one.how == how and one.is_known)
+    return median((row.confirmed_s or 0.0) / row.limit_s for row in rows if row.how == how and row.is_known)
 
 
 def test_thirty_healthy_jobs() -> None:
-    assert {one.family for one in check(range(30))} == set(FAMILIES), "each family is among them"
+    assert {row.family for row in check(range(30))} == set(FAMILIES), "each family is among them"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_thousand_healthy_jobs() -> None:
-    found = check(range(1000, 2020))
-    assert limits(found, "stands") < 2.0
-    assert limits(found, "spins") < 1.2 * BUSY_TIMES
+    rows = check(range(1000, 2020))
+    assert limits(rows, "stands") < 2.0
+    assert limits(rows, "spins") < 1.2 * BUSY_TIMES

@@ -83,8 +83,8 @@ def two_quiet_looks(ranks: Ranks, gap_s: float) -> tuple[Hang, Look]:
 
 def test_a_sleeping_rank_moves_nothing_and_a_stopped_one_is_named(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(py_spy, "PROGRAM", "no-such-py-spy")  # it could read a stopped process
-    found = begun(ranks, "import time\ndef evaluate(): time.sleep(1e6)\nevaluate()", at="evaluate")
-    assert (found.state, found.no_stacks, found.stacks[0].frames[0].function) == ("S", "", "evaluate")
+    process_look = begun(ranks, "import time\ndef evaluate(): time.sleep(1e6)\nevaluate()", at="evaluate")
+    assert (process_look.state, process_look.no_stacks, process_look.stacks[0].frames[0].function) == ("S", "", "evaluate")
     hang, _ = two_quiet_looks(ranks, 0.3)
     assert (hang.kind, hang.text) == (HangKind.STILL, "rank 0 is in evaluate (<string>:2)")
     ranks.processes[0].send_signal(signal.SIGSTOP)
@@ -124,9 +124,9 @@ def test_a_rank_that_ended_is_gone(ranks: Ranks) -> None:
 def test_a_pipe_is_no_file_that_is_read(ranks: Ranks, tmp_path: Path) -> None:
     fifo = repr(str(tmp_path / "p"))
     code = f"import os\ndef receive(fd): os.read(fd, 1)\nos.mkfifo({fifo})\nreceive(os.open({fifo}, os.O_RDWR))"
-    found = begun(ranks, code, at="receive")
-    assert found.waits is not None
-    assert (found.waits.call, found.waits.file) == ("read", None)
+    look = begun(ranks, code, at="receive")
+    assert look.waits is not None
+    assert (look.waits.call, look.waits.file) == ("read", None)
 
 
 def test_a_read_from_a_dead_file_system_names_file_and_mount_and_gets_no_signal(ranks: Ranks, tmp_path: Path) -> None:
@@ -139,11 +139,11 @@ def test_a_read_from_a_dead_file_system_names_file_and_mount_and_gets_no_signal(
         pid = ranks.processes[0].pid
         wait_for(lambda: waits(pid).file is not None or waits(pid).state == "D", "the wait")
         hang, look = two_quiet_looks(ranks, 0.2)
-        found = look.ranks[0].process
-        assert found.waits is not None
-        assert found.waits.file is not None
-        assert (found.waits.file.path, found.waits.file.mount, found.waits.file.fs_type) == (str(mount / "data"), str(mount), "fuse")
-        assert "answers no signal" in found.no_stacks
+        process = look.ranks[0].process
+        assert process.waits is not None
+        assert process.waits.file is not None
+        assert (process.waits.file.path, process.waits.file.mount, process.waits.file.fs_type) == (str(mount / "data"), str(mount), "fuse")
+        assert "answers no signal" in process.no_stacks
         assert (hang.kind, hang.ranks) == (HangKind.BLOCKED, (0,))
         assert f"of {mount}/data on {mount} (fuse)" in hang.text
 
@@ -165,7 +165,7 @@ def test_a_loader_worker_at_a_dead_file_system_is_what_its_rank_is_blocked_by(ra
     with mounts.served(mount, behind) as server:
         mounts.hang(server, mount)
         ranks.start("-c", LOADS, str(mount / "data"))
-        wait_for(lambda: any(one.waits and one.waits.file for one in ranks.look().ranks[0].workers), "the worker's wait")
+        wait_for(lambda: any(worker.waits and worker.waits.file for worker in ranks.look().ranks[0].workers), "the worker's wait")
         progress, hang, look = two_looks(ranks)
         (worker,) = look.ranks[0].workers
         assert progress == RankProgress()
@@ -214,7 +214,7 @@ def test_two_gloo_ranks_in_different_collectives(ranks: Ranks, tmp_path: Path) -
     progress, hang, look = _judged(ranks, tmp_path, "swallowed", 3)
     assert progress == RankProgress()
     assert (hang.kind, hang.ranks, hang.group_timeout_s) == (HangKind.MISMATCH, (0, 1), 1800.0)
-    pending = [one.pending.text for rank in look.ranks for one in rank.collectives.groups if one.pending is not None]
+    pending = [group.pending.text for rank in look.ranks for group in rank.collectives.groups if group.pending is not None]
     assert hang.text.startswith(f"rank 0 waits in {pending[0][:-1]}, hangs.py:")
     assert f", rank 1 in {pending[1][:-1]}, hangs.py:" in hang.text
     assert look.took_s < 10
@@ -246,8 +246,8 @@ def test_gloo_ranks_that_wait_for_each_other_outside_of_torch_s_recorder(ranks: 
     wait_for(lambda: len(list(tmp_path.glob("there-*"))) == 2, "both ranks to have met", 60)
 
     def are_there() -> bool:
-        stacks = [one.process.stacks for one in ranks.look().ranks]
-        return all(found and any(frame.function == "exchange" for frame in found[0].frames) for found in stacks)
+        stacks = [rank.process.stacks for rank in ranks.look().ranks]
+        return all(stack and any(frame.function == "exchange" for frame in stack[0].frames) for stack in stacks)
 
     wait_for(are_there, "both ranks in exchange", 60)
     progress, hang, _ = two_looks(ranks)
@@ -290,7 +290,7 @@ def test_each_pathology_is_the_kind_that_it_is(ranks: Ranks, tmp_path: Path, pat
     assert progress.moved == ()
     assert (hang.kind, hang.busy) == (kind, pathology in BUSY)
     assert text in hang.text
-    unreadable = ["GIL may be held" in one.collectives.unreadable for one in look.ranks]
+    unreadable = ["GIL may be held" in rank.collectives.unreadable for rank in look.ranks]
     assert unreadable == [False, pathology in GIL_HELD]
     if pathology == "loader":
         assert "in __getitem__ (hangs.py:" in hang.text

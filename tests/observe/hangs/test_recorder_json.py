@@ -28,7 +28,7 @@ def test_both_recorders_of_one_group_are_two() -> None:
     gloo = {"entries": [entry("gloo:barrier", 1, retired=True, input_sizes=[])]}
     found = read(answer(nccl, gloo))
     assert found.unreadable == ""
-    assert [(one.name, one.backend, one.ranks, one.timeout_s) for one in found.groups] == [
+    assert [(group.name, group.backend, group.ranks, group.timeout_s) for group in found.groups] == [
         ("0", "nccl", (0, 1), 600.0),
         ("0", "gloo", (0, 1), 600.0),
     ]

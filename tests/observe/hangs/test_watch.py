@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def job() -> VirtualJob:
     """A job of two ranks that has trained for 30 steps of a second."""
-    made = VirtualJob(ranks=2)
-    made.trains(30)
-    return made
+    virtual_job = VirtualJob(ranks=2)
+    virtual_job.trains(30)
+    return virtual_job
 
 
 def suspected(job: VirtualJob) -> HangSuspected:

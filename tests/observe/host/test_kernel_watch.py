@@ -86,14 +86,14 @@ def _watched(known: Signatures, processes: JobProcesses, *records: bytes | None)
     watch = KernelWatch(known, processes, Clock.start(), lambda: kmsg)
     watch.start()
     kmsg.put(*records)
-    found = watch.finish(60)
+    facts = watch.finish(60)
     assert kmsg.closed
-    return found
+    return facts
 
 
 def test_a_record_is_its_first_line_unescaped() -> None:
-    made = parse(b"3,7,1000000,-,caller=T1;NVRM: \\x41 \\xc3\\xa9\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3d:00.0\n")
-    assert made == KmsgRecord("NVRM: A é", "-", 7, 1.0)
+    record = parse(b"3,7,1000000,-,caller=T1;NVRM: \\x41 \\xc3\\xa9\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3d:00.0\n")
+    assert record == KmsgRecord("NVRM: A é", "-", 7, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -113,32 +113,32 @@ def test_what_is_not_the_kernels_own_is_nothing(data: bytes) -> None:
 
 
 def test_a_line_that_comes_in_parts_is_one(known: Signatures) -> None:
-    found = _watched(
+    evidence = _watched(
         known, JobProcesses(os.getpid()), _record(XID[:20], flags="c"), _record(XID[20:60], flags="+"), _record(XID[60:], flags="+")
     )
-    assert [(fact.text, fact.claim and fact.claim.cause) for fact in found] == [(XID, Cause.GPU_LOST)]
+    assert [(fact.text, fact.claim and fact.claim.cause) for fact in evidence] == [(XID, Cause.GPU_LOST)]
 
 
 def test_overruns_are_reported(known: Signatures) -> None:
-    found = _watched(known, JobProcesses(os.getpid()), None, _record("nothing at all"), None, _record(XID))
-    assert [(fact.source, fact.name) for fact in found] == [("kernel", "gpu_lost.xid"), ("kernel", "overrun")]
-    assert "2 times" in found[1].text
-    assert dict(found[0].fields)["pci"].endswith("3d:00")
+    evidence = _watched(known, JobProcesses(os.getpid()), None, _record("nothing at all"), None, _record(XID))
+    assert [(fact.source, fact.name) for fact in evidence] == [("kernel", "gpu_lost.xid"), ("kernel", "overrun")]
+    assert "2 times" in evidence[1].text
+    assert dict(evidence[0].fields)["pci"].endswith("3d:00")
 
 
 def test_a_storm_is_counted_and_its_first_and_last_are_kept(known: Signatures) -> None:
     pci = "0000:{:02x}:00"
-    found = _watched(known, JobProcesses(os.getpid()), *(_record(XID.replace("0000:3d:00", pci.format(n % 200))) for n in range(400)))
-    kept = kernel_records.KEPT_FIRST + kernel_records.KEPT_LAST
-    assert (found[-1].name, found[-1].text.split()[0]) == ("more", str(400 - kept))
-    told = [dict(fact.fields)["pci"] for fact in found[:-1]]
-    assert told == [pci.format(n) for n in (*range(kernel_records.KEPT_FIRST), *range(200 - kernel_records.KEPT_LAST, 200))]
+    evidence = _watched(known, JobProcesses(os.getpid()), *(_record(XID.replace("0000:3d:00", pci.format(n % 200))) for n in range(400)))
+    limit = kernel_records.KEPT_FIRST + kernel_records.KEPT_LAST
+    assert (evidence[-1].name, evidence[-1].text.split()[0]) == ("more", str(400 - limit))
+    buses = [dict(fact.fields)["pci"] for fact in evidence[:-1]]
+    assert buses == [pci.format(n) for n in (*range(kernel_records.KEPT_FIRST), *range(200 - kernel_records.KEPT_LAST, 200))]
 
 
 def test_a_storm_of_one_kind_takes_no_room_from_another(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.observe.processes.job_processes.FIRST_NAMESPACE", "pid:[0]")
-    found = _watched(known, JobProcesses(os.getpid()), *(_record(KILLED.format(pid=n)) for n in range(250)), _record(XID))
-    assert "gpu_lost.xid" in {fact.name for fact in found if fact.claim is not None}
+    evidence = _watched(known, JobProcesses(os.getpid()), *(_record(KILLED.format(pid=n)) for n in range(250)), _record(XID))
+    assert "gpu_lost.xid" in {fact.name for fact in evidence if fact.claim is not None}
 
 
 class _Flood(FakeKmsg):
@@ -160,9 +160,9 @@ def test_a_flood_without_end_is_not_awaited(known: Signatures) -> None:
     watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), lambda: flood)
     watch.start()
     wait_for(lambda: flood.reads > 2 * kernel_watch.AT_ONCE, "some of the flood is read", 60)
-    found = watch.finish(60)
+    facts = watch.finish(60)
     assert flood.closed
-    assert [fact.name for fact in found] == ["gpu_lost.xid", "unread"]
+    assert [fact.name for fact in facts] == ["gpu_lost.xid", "unread"]
 
 
 def test_what_was_found_by_the_deadline_is_reported_whoever_does_not_answer(known: Signatures) -> None:
@@ -191,8 +191,8 @@ def test_what_was_read_before_the_log_broke_is_reported(known: Signatures, tmp_p
     """A line that was held for its continuation, what was overwritten, and that nothing else could be asked."""
     monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = _watched(known, JobProcesses(os.getpid()), None, _record(XID, flags="c"), b"")
-    assert {fact.name for fact in found} == {"gpu_lost.xid", "overrun", "not_observed"}
+    evidence = _watched(known, JobProcesses(os.getpid()), None, _record(XID, flags="c"), b"")
+    assert {fact.name for fact in evidence} == {"gpu_lost.xid", "overrun", "not_observed"}
 
 
 def test_what_wakes_the_thread_is_not_closed_while_it_is_written_to(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,8 +213,8 @@ def test_what_wakes_the_thread_is_not_closed_while_it_is_written_to(known: Signa
     assert threads
     monkeypatch.setattr(os, "eventfd_write", write)
     watch.stop()
-    ((name, what),) = written
-    assert what == "anon_inode:[eventfd]"
+    ((name, text),) = written
+    assert text == "anon_inode:[eventfd]"
     wait_for(lambda: not os.path.lexists(name), "it is closed", 30)
 
 
@@ -240,8 +240,8 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.stdout.readline()
     yield process
     process.stdout.close()
-    for found in process_tree.below(process.pid, process_tree.snapshot()):
-        os.kill(found.pid, signal.SIGKILL)
+    for process_stat in process_tree.below(process.pid, process_tree.snapshot()):
+        os.kill(process_stat.pid, signal.SIGKILL)
     process.kill()
     process.wait()
 
@@ -255,8 +255,8 @@ def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper:
     assert processes.whose(sleeper.pid) == (ProcessOwner.JOB, 5)
     assert processes.whose(child) == (ProcessOwner.JOB, 5)  # by its parents, who are there
     assert processes.whose(os.getpid()) == (ProcessOwner.OTHER, None)
-    found = _watched(known, processes, _record(KILLED.format(pid=child)), _record(KILLED.format(pid=os.getpid())))
-    assert [(fact.name, fact.rank, fact.claim and fact.claim.cause) for fact in found] == [
+    evidence = _watched(known, processes, _record(KILLED.format(pid=child)), _record(KILLED.format(pid=os.getpid())))
+    assert [(fact.name, fact.rank, fact.claim and fact.claim.cause) for fact in evidence] == [
         ("host_oom.kernel_killed", 5, Cause.HOST_OOM),
         ("of_others", None, None),
     ]
@@ -287,14 +287,14 @@ def test_without_comparable_pids_a_kill_is_no_claim_and_a_container_is_known_by_
     constraint = (
         "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={0},task_memcg={0},task=python,pid=9,uid=0"
     )
-    found = _watched(
+    evidence = _watched(
         known,
         processes,
         _record(KILLED.format(pid=os.getpid())),
         _record(constraint.format(f"/docker/{container}")),
         _record(constraint.format(f"/docker/{'00ab' * 16}")),
     )
-    assert [(fact.name, fact.claim is not None) for fact in found] == [
+    assert [(fact.name, fact.claim is not None) for fact in evidence] == [
         ("nearby", False),
         ("host_oom.kernel_constraint", True),
         ("of_others", False),
@@ -312,20 +312,20 @@ def test_a_container_that_sees_other_gpus_has_not_lost_this_one(known: Signature
 XID_OF = "NVRM: Xid (PCI:0000:3d:00): {code}, pid={pid}, name=python, Ch 00000008"
 
 
-@pytest.mark.parametrize(("code", "ours"), [(79, True), (74, True), (48, True), (31, False), (13, False), (43, False), (94, False)])
+@pytest.mark.parametrize(("code", "is_own"), [(79, True), (74, True), (48, True), (31, False), (13, False), (43, False), (94, False)])
 def test_a_strangers_pid_excludes_what_is_a_processs_own_and_the_gpu_decides_the_rest(
     known: Signatures,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     code: int,
-    ours: bool,  # noqa: FBT001  a parameter
+    is_own: bool,  # noqa: FBT001  a parameter
 ) -> None:
     monkeypatch.setattr(kernel_records, "NVIDIA_GPUS", str(tmp_path))
     monkeypatch.setattr(JobProcesses, "whose", lambda *_: (ProcessOwner.OTHER, None))  # as of a monitor, or of who is gone
     (tmp_path / "0000:3d:00.0").mkdir()
     line = XID_OF.format(code=code, pid=4242)
     (fact,) = _watched(known, JobProcesses(os.getpid()), _record(line))
-    assert (fact.name != "of_others") is ours
+    assert (fact.name != "of_others") is is_own
     (tmp_path / "0000:3d:00.0").rename(tmp_path / "0000:5e:00.0")
     assert [fact.name for fact in _watched(known, JobProcesses(os.getpid()), _record(line))] == ["of_others"]
 
@@ -342,14 +342,14 @@ def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_ne
     if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
     processes.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
-    gone = process_tree.ProcessStat(2**22 + 3, 2**22 + 2, 1, "S", 1)
+    process_stat = process_tree.ProcessStat(2**22 + 3, 2**22 + 2, 1, "S", 1)
 
     def meanwhile() -> Iterator[process_tree.ProcessStat]:
-        yield gone
+        yield process_stat
         processes.set_ranks([RankInfo(2, 2, 2**22 + 4, 0)])  # the next attempt begins while this one is taken down
 
     processes.add_descendants(meanwhile())
-    assert processes.whose(gone.pid) == (ProcessOwner.OTHER, None)
+    assert processes.whose(process_stat.pid) == (ProcessOwner.OTHER, None)
     assert processes.whose(2**22 + 4) == (ProcessOwner.JOB, 2)
 
 
@@ -393,29 +393,29 @@ def test_syslog_is_read_from_the_attempts_start_and_trusted_as_far_as_it_can_be(
     monkeypatch.setattr(sources, "SYSLOG_FILES", (str(tmp_path / "kern.log"), str(tmp_path / "messages")))
     monkeypatch.setattr(sources, "KERNEL_FILE", str(tmp_path / "kern.log"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    asked = threading.Event()
+    event = threading.Event()
 
     def refused() -> Device:
-        asked.set()  # by now the thread has looked how large the file is
+        event.set()  # by now the thread has looked how large the file is
         return _refused()
 
     watch = KernelWatch(known, JobProcesses(os.getpid()), Clock.start(), refused)
     watch.start()
-    assert asked.wait(PATIENCE_S)
+    assert event.wait(PATIENCE_S)
     with file.open("a") as log:
         log.write("Nov 21 07:00:01 node-7 train[1]: kernel panic in my diary\n")
         log.write(line.replace("3d:00", "5e:00"))
-    found = watch.finish(60)
-    assert [(dict(fact.fields)["pci"][-5:], fact.free_text) for fact in found] == [("5e:00", not sure)]
+    facts = watch.finish(60)
+    assert [(dict(fact.fields)["pci"][-5:], fact.free_text) for fact in facts] == [("5e:00", not sure)]
 
 
 def test_the_journal_is_asked_for_records_of_facility_0(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = '{{"SYSLOG_FACILITY":"{facility}","__REALTIME_TIMESTAMP":"{us}","MESSAGE":{message}}}'
     later = int((time.time() + 1) * 1e6)
-    told = ",".join(str(byte) for byte in XID.encode())  # as journalctl writes what is not plain text
+    buses = ",".join(str(byte) for byte in XID.encode())  # as journalctl writes what is not plain text
     rows = [
         row.format(facility=1, us=later, message=f'"{XID}"'),
-        row.format(facility=0, us=later, message=f"[{told}]"),
+        row.format(facility=0, us=later, message=f"[{buses}]"),
         '{"MESSAGE": 7}',
         "[]",
         "torn",
@@ -464,11 +464,11 @@ def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_fou
     victim = subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.string_at(8)"], stderr=subprocess.DEVNULL)
     processes.set_ranks([RankInfo(3, 3, victim.pid, 0)])
     assert victim.wait() == -signal.SIGSEGV
-    found = watch.finish(60)
-    assert not [fact for fact in found if "NVRM" in fact.text]
+    facts = watch.finish(60)
+    assert not [fact for fact in facts if "NVRM" in fact.text]
     if not Path("/proc/sys/debug/exception-trace").exists() or Path("/proc/sys/debug/exception-trace").read_text().strip() == "0":
         pytest.skip("this kernel tells nothing of segmentation faults")
-    mine = [fact for fact in found if f"[{victim.pid}]" in fact.text]
+    mine = [fact for fact in facts if f"[{victim.pid}]" in fact.text]
     if not mine:
         pytest.skip("the kernel did not tell of this fault (its rate is limited)")
     assert [(fact.name, fact.rank) for fact in mine] == [("segfault.kernel", 3)]

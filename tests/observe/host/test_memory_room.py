@@ -79,6 +79,6 @@ def test_without_proc_nothing_is_known(kernel: Path) -> None:
 )
 def test_what_must_stay_free(free: int, total: int, needed: int, part: float, is_short: bool) -> None:  # noqa: FBT001
     roomy = MemoryRoom(1 << 50, 1 << 50, "another")
-    found = shortage([roomy, MemoryRoom(free * GIB, total * GIB, "the machine")], needed * GIB, 8 * GIB, share=part)
-    assert bool(found) is is_short
-    assert not is_short or "the machine has" in found
+    text = shortage([roomy, MemoryRoom(free * GIB, total * GIB, "the machine")], needed * GIB, 8 * GIB, share=part)
+    assert bool(text) is is_short
+    assert not is_short or "the machine has" in text

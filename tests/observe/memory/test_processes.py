@@ -77,7 +77,7 @@ def test_of_many_loaders_some_wait_for_the_next_sample(family: tuple[int, int], 
 
 
 def test_a_process_that_is_gone_is_absent() -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    assert (resident(gone.pid), proportional(gone.pid)) == (None, None)
-    assert LoaderMemory().read((gone.pid,), 0.0) == {}
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert (resident(process.pid), proportional(process.pid)) == (None, None)
+    assert LoaderMemory().read((process.pid,), 0.0) == {}

@@ -75,15 +75,15 @@ def test_a_standby_of_a_rank_is_none(started: Callable[..., subprocess.Popen[str
 
 @pytest.fixture
 def seen() -> Iterator[LaunchedRanks]:
-    made = LaunchedRanks()
-    yield made
-    made.stop()
+    ranks = LaunchedRanks()
+    yield ranks
+    ranks.stop()
 
 
-def add(seen: LaunchedRanks, *pids: int) -> None:
+def add(ranks: LaunchedRanks, *pids: int) -> None:
     """Give it these processes, and what is below this process."""
-    seen.add_descendants(process_tree.below(os.getpid(), process_tree.snapshot()))
-    wait_for(lambda: set(pids) <= set(seen.pids.values()), "the ranks to be known", 10)
+    ranks.add_descendants(process_tree.below(os.getpid(), process_tree.snapshot()))
+    wait_for(lambda: set(pids) <= set(ranks.pids.values()), "the ranks to be known", 10)
 
 
 def test_a_rank_that_is_killed_and_not_reaped_shows_the_signal_and_its_loaders_are_no_ranks(
@@ -155,10 +155,13 @@ def test_an_end_whose_status_a_sandbox_does_not_show_is_no_success(
 
 def test_who_is_killed_before_the_others_fail_failed_first_and_who_goes_after_them_was_ended() -> None:
     command = RankExit(0, 70, 30, code=1)
-    told = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), VanishedRank(2, 72, 40)], {1: 71, 2: 72})
-    assert [(fact.source, fact.name, fact.text, fact.rank) for fact in told] == [("exit", "signal", "9", 1), ("exit", "exit_code", "1", 0)]
-    told = exits([command], Clock.start(), 5.0, [VanishedRank(1, 71, 10)], {0: 69, 1: 71})
-    assert [(fact.source, fact.name, fact.rank) for fact in told] == [
+    evidence = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), VanishedRank(2, 72, 40)], {1: 71, 2: 72})
+    assert [(fact.source, fact.name, fact.text, fact.rank) for fact in evidence] == [
+        ("exit", "signal", "9", 1),
+        ("exit", "exit_code", "1", 0),
+    ]
+    evidence = exits([command], Clock.start(), 5.0, [VanishedRank(1, 71, 10)], {0: 69, 1: 71})
+    assert [(fact.source, fact.name, fact.rank) for fact in evidence] == [
         ("exit", "vanished", 1),
         ("launcher", "exit_code", None),
         ("launcher", "who", None),
@@ -169,7 +172,7 @@ COMMAND, FIRST, SECOND, OTHER = RankInfo(0, 0, 70, 1), RankInfo(8, 0, 71, 1), Ra
 
 
 @pytest.mark.parametrize(
-    ("known", "found", "ranks"),
+    ("known", "rank_infos", "ranks"),
     [
         ((COMMAND,), (), (COMMAND,)),
         ((COMMAND,), (FIRST, SECOND), (FIRST, SECOND)),
@@ -186,9 +189,9 @@ COMMAND, FIRST, SECOND, OTHER = RankInfo(0, 0, 70, 1), RankInfo(8, 0, 71, 1), Ra
     ],
 )
 def test_the_command_is_a_rank_until_another_process_has_its_local_rank(
-    known: tuple[RankInfo, ...], found: tuple[RankInfo, ...], ranks: tuple[RankInfo, ...]
+    known: tuple[RankInfo, ...], rank_infos: tuple[RankInfo, ...], ranks: tuple[RankInfo, ...]
 ) -> None:
-    assert with_launched(known, found) == ranks
+    assert with_launched(known, rank_infos) == ranks
 
 
 def test_a_rank_that_was_first_seen_before_it_executed_its_program_is_found(seen: LaunchedRanks) -> None:

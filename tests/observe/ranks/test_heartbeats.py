@@ -32,9 +32,9 @@ def beat(path: Path, monkeypatch: pytest.MonkeyPatch) -> HeartbeatWriter:
     monkeypatch.setenv("RANK", "9")
     monkeypatch.setenv("LOCAL_RANK", "1")
     identity = ProcessIdentity("/nowhere", str(path.parent), "rank")
-    made = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
-    assert claim(identity, made, TRAINS)
-    return made
+    heartbeat_writer = HeartbeatWriter(identity.pid, identity.start_ticks, identity.rank)
+    assert claim(identity, heartbeat_writer, TRAINS)
+    return heartbeat_writer
 
 
 def test_a_new_file_is_allocated_and_has_no_beats(path: Path) -> None:

@@ -25,7 +25,7 @@ OF_20, OF_10 = "/run/checkpoint-20/rng_state.pth", "/run/checkpoint-10/rng_state
 
 
 @pytest.mark.parametrize(
-    ("resume", "loads", "told"),
+    ("resume", "loads", "text"),
     [
         (HANDED, [OF_20], "/run/checkpoint-20"),
         (HANDED, [OF_20, "/data/tokens.pt"], "/run/checkpoint-20"),
@@ -48,7 +48,7 @@ OF_20, OF_10 = "/run/checkpoint-20/rng_state.pth", "/run/checkpoint-10/rng_state
     ],
 )
 def test_a_file_of_a_checkpoint_names_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: CheckpointRef | None, loads: list[str], told: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: CheckpointRef | None, loads: list[str], text: str | None
 ) -> None:
     heartbeats.create(tmp_path / "heartbeat", 1)
     monkeypatch.setenv("RANK", "0")
@@ -61,7 +61,7 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     sampler = ProgressSampler(posted.append, 60.0)
     sampler.watch(2, tmp_path, 1.0, resume)
     sampler.sample(2.0, (RankInfo(0, 0, identity.pid, identity.start_ticks),), heartbeats.read(tmp_path / "heartbeat"))
-    assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [told]
+    assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [text]
 
 
 def test_what_an_attempt_saved_and_loaded_again_before_its_first_step_is_no_resume(tmp_path: Path) -> None:

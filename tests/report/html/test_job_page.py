@@ -106,7 +106,7 @@ def test_what_a_job_printed_is_text_and_nothing_else(cards: dict[int, FactPage])
     assert outside.found == []
     details = {element.get("id"): "".join(element.itertext()) for element in root.iter("details")}
     assert details.keys() == {"incident-1", "error-lines", "log-lines"}
-    assert all("<script>alert('1')</script>" in shown for shown in details.values())
+    assert all("<script>alert('1')</script>" in detail for detail in details.values())
     assert not {"\x1b", "\u202e", "\x00"} & set(text)
 
 
@@ -133,17 +133,17 @@ def test_the_incident_that_holds_the_job_up_or_ended_it_is_the_first_and_its_car
     report = report_of(incidents=60)
     report.incidents[-1] = replace(report.incidents[-1], outcome=outcome, lost_s=0.0, what="A process was killed")
     cards = {60: FactPage("incident 60", (Fact("what", "A process was killed"), Fact("do", "nothing: it goes on")))}
-    shown = section(tree_of(text_of(report, replace(STATUS, state=state), cards)), "incidents")
-    first = shown[1]
+    element = section(tree_of(text_of(report, replace(STATUS, state=state), cards)), "incidents")
+    first = element[1]
     assert (first.tag, first.get("id")) == ("div", "incident-60")
     assert said(first).startswith(outcome.replace("_", " "))
     assert "rank 1: A process was killed" in said(first)
     assert "nothing: it goes on" in said(first)
-    assert len(list(shown.iter("details"))) == MOST_CARDS, "the others, and what holds those that are older"
+    assert len(list(element.iter("details"))) == MOST_CARDS, "the others, and what holds those that are older"
 
 
 def test_where_a_job_stands_is_said_in_words_with_the_command_that_helps() -> None:
-    gone = SupervisorStatus(100, alive=None)
+    supervisor_status = SupervisorStatus(100, alive=None)
     hung = replace(STATUS, state=StateWord.HUNG, hang=HangStatus("late", "rank 1 is in main (train.py:65)", (1,), 1000.0))
     cases = {
         STATUS: ("training", "good"),
@@ -152,7 +152,7 @@ def test_where_a_job_stands_is_said_in_words_with_the_command_that_helps() -> No
         replace(STATUS, incident=1, state=StateWord.RESTARTING): ("restarting", "warning"),
         hung: ("hung", "bad"),
         replace(STATUS, state=StateWord.DIED, supervisor=SupervisorStatus(100, alive=False)): ("supervise died", "bad"),
-        replace(STATUS, supervisor=gone): ("training, not visible from here", "faint"),
+        replace(STATUS, supervisor=supervisor_status): ("training, not visible from here", "faint"),
         replace(STATUS, state=StateWord.DONE, exit_code=0): ("done", "good"),
         replace(STATUS, state=StateWord.FAILED, exit_code=1): ("failed, exit code 1", "bad"),
         replace(STATUS, state=StateWord.STOPPED, exit_code=143): ("stopped, exit code 143", "warning"),
@@ -230,8 +230,8 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
+def contrast(text: str, other: str) -> float:
+    low, high = sorted((luminance(text), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -43,18 +43,18 @@ class Recorded(Play):
         before = self.state
         judge = self.judge
 
-        def judged(state: JobState, given: events.Event) -> Any:
-            after, actions = judge(state, given)
+        def judged(state: JobState, event: events.Event) -> Any:
+            after, actions = judge(state, event)
             if after is not before or actions:
                 taken = event_taken(
-                    given, actions, attempt=after.attempt.number, stage=after.stage, state=difference(after, before), whole=False
+                    event, actions, attempt=after.attempt.number, stage=after.stage, state=difference(after, before), whole=False
                 )
-                plain = decode(unframe(encode(1, given.t, given.t, taken)) or b"")
+                plain = decode(unframe(encode(1, event.t, event.t, taken)) or b"")
                 assert plain is not None
-                self.write(given.t, plain.body)
+                self.write(event.t, plain.body)
             for action in actions:
                 if isinstance(action, Finish):
-                    self.write(given.t, RunEnded(action.exit_code))
+                    self.write(event.t, RunEnded(action.exit_code))
             return after, actions
 
         self.judge = judged
@@ -80,26 +80,26 @@ def recorded(seed: int, number: int) -> list[Record]:
 
 def check(seed: int) -> set[TimeState]:
     """Check the jobs of a seed, whole and with records missing; return the states that had time."""
-    seen: set[TimeState] = set()
+    states: set[TimeState] = set()
     for number in range(seeds.JOBS):
         records = recorded(seed, number)
         (run,) = fold(records).ledgers()
         # an answer has the time at which it was asked for, so the last record may be older than one before it
         check_ledger(run, max(record.t for record in records) - records[1].t)
-        seen |= {state for state, took_s in run.seconds().items() if took_s}
+        states |= {state for state, took_s in run.seconds().items() if took_s}
         made = math.fsum(span.steps for span in run.spans if span.state in NEW_STEPS)
         assert made <= (run.reached or 0) + 1e-6, "a step was new twice"
         rng = Random(seed * 100 + number)  # noqa: S311 (journals, not secrets)
         kept = [record for record in records if isinstance(record.body, RunBegan) or rng.random() < 0.9]
         for ledger in fold(kept).ledgers():
             check_ledger(ledger, least_accounted=0.0)
-    return seen
+    return states
 
 
 @pytest.mark.slow  # the journals of all end-to-end tests are added up
 def test_the_states_of_simulated_jobs_add_up() -> None:
-    seen = check(0)
-    assert seen > {TimeState.PRODUCTIVE, TimeState.REWORK, TimeState.START_AND_LOAD, TimeState.TEAR_DOWN, TimeState.PREEMPTED}
+    states = check(0)
+    assert states > {TimeState.PRODUCTIVE, TimeState.REWORK, TimeState.START_AND_LOAD, TimeState.TEAR_DOWN, TimeState.PREEMPTED}
 
 
 @pytest.mark.slow

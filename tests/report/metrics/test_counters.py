@@ -80,9 +80,9 @@ def test_checkpoints_mirrors_and_recoveries() -> None:
     journal.add(Note(MIRRORED, "s3://b", {"path": "a", "step": 10}), 12.0)
     for after, trained in (("launch", True), ("failure", True), ("failure", False)):
         journal.add(Note(START_TIMES, data={"attempt": 2, "after": after, "total_s": 4.5, "trained": trained}))
-    found = journal.counters
-    assert (found.verified, found.verified_t, found.verified_step, found.mirrored_t) == (2, 9.0, None, 12.0)
-    assert (found.recoveries, found.recovery_s) == (1, 4.5)
+    counters = journal.counters
+    assert (counters.verified, counters.verified_t, counters.verified_step, counters.mirrored_t) == (2, 9.0, None, 12.0)
+    assert (counters.recoveries, counters.recovery_s) == (1, 4.5)
 
 
 def test_what_is_no_name_of_a_cause_is_no_new_label_and_a_cause_of_the_users_own_is() -> None:

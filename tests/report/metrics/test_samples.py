@@ -28,55 +28,55 @@ Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 def page(facts: LiveFacts, journal: JobView) -> Series:
     """Return what Prometheus's own parser reads, without the label of the job."""
     text = exposition(Samples(samples_of(facts, journal), facts.job)).decode()
-    found: Series = {}
+    series: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             assert sample.labels.pop(JOB) == "bert"
             key = sample.name, frozenset(sample.labels.items())
-            assert key not in found, f"twice: {key}"
-            found[key] = sample.value
-    return found
+            assert key not in series, f"twice: {key}"
+            series[key] = sample.value
+    return series
 
 
-def value(found: Series, name: str, **labels: str) -> float:
-    return found[f"supervise_{name}", frozenset(labels.items())]
+def value(series: Series, name: str, **labels: str) -> float:
+    return series[f"supervise_{name}", frozenset(labels.items())]
 
 
 def test_a_run_of_which_all_is_known_has_every_metric_with_its_labels_and_no_other() -> None:
-    found = page(live(), recorded())
+    series = page(live(), recorded())
     wanted = {name: metric for metric in Metric for name in (metric + part for part in SUFFIXES.get(metric, ("",)))}
-    assert {name for name, _ in found} == set(wanted)
-    for name, labels in found:
+    assert {name for name, _ in series} == set(wanted)
+    for name, labels in series:
         assert {label for label, _ in labels} == set(wanted[name].labels), name
 
 
 def test_its_values_are_in_base_units() -> None:
-    found = page(live(), recorded())
+    series = page(live(), recorded())
     gpu = {"gpu": "3", "uuid": UUID}
-    assert value(found, "gpu_power_watts", **gpu) == 350
-    assert value(found, "gpu_utilization_ratio", **gpu) == 0.97
-    assert value(found, "gpu_sm_clock_hertz", **gpu) == 1.98e9
-    assert value(found, "gpu_memory_used_bytes", **gpu) == 20 << 30
-    assert value(found, "gpu_quarantined", **gpu) == 1
-    assert value(found, "stage", stage="running") == 1
-    assert value(found, "stage", stage="waiting") == 0
-    assert (value(found, "step"), value(found, "loss"), value(found, "hang")) == (1200, 2.25, 1)
-    assert value(found, "restarts_total", cause="cuda_oom") == 1
-    assert value(found, "incidents_total", cause="cuda_oom", action="stop") == 0
-    assert (value(found, "recovery_seconds_sum"), value(found, "recovery_seconds_count")) == (7.5, 1)
-    assert value(found, "checkpoint_last_verified_timestamp_seconds") == NOW - 60
-    assert (value(found, "mirror_backlog_checkpoints"), value(found, "mirror_backlog_bytes")) == (2, 1 << 30)
-    assert value(found, "health_check_status", check="gpu_ecc", result="failed") == 1
-    assert value(found, "health_check_status", check="gpu_ecc", result="ok") == 0
-    assert not [labels for name, labels in found if name == "supervise_health_check_status" and ("check", "gpu_nvlink") in labels]
+    assert value(series, "gpu_power_watts", **gpu) == 350
+    assert value(series, "gpu_utilization_ratio", **gpu) == 0.97
+    assert value(series, "gpu_sm_clock_hertz", **gpu) == 1.98e9
+    assert value(series, "gpu_memory_used_bytes", **gpu) == 20 << 30
+    assert value(series, "gpu_quarantined", **gpu) == 1
+    assert value(series, "stage", stage="running") == 1
+    assert value(series, "stage", stage="waiting") == 0
+    assert (value(series, "step"), value(series, "loss"), value(series, "hang")) == (1200, 2.25, 1)
+    assert value(series, "restarts_total", cause="cuda_oom") == 1
+    assert value(series, "incidents_total", cause="cuda_oom", action="stop") == 0
+    assert (value(series, "recovery_seconds_sum"), value(series, "recovery_seconds_count")) == (7.5, 1)
+    assert value(series, "checkpoint_last_verified_timestamp_seconds") == NOW - 60
+    assert (value(series, "mirror_backlog_checkpoints"), value(series, "mirror_backlog_bytes")) == (2, 1 << 30)
+    assert value(series, "health_check_status", check="gpu_ecc", result="failed") == 1
+    assert value(series, "health_check_status", check="gpu_ecc", result="ok") == 0
+    assert not [labels for name, labels in series if name == "supervise_health_check_status" and ("check", "gpu_nvlink") in labels]
 
 
 def test_the_time_states_add_up_to_the_wall_clock() -> None:
-    found = page(live(), recorded())
-    seconds = {dict(labels)["state"]: took_s for (name, labels), took_s in found.items() if name == "supervise_time_seconds"}
+    series = page(live(), recorded())
+    seconds = {dict(labels)["state"]: took_s for (name, labels), took_s in series.items() if name == "supervise_time_seconds"}
     assert set(seconds) == {state.value for state in TimeState}
     assert math.isclose(sum(seconds.values()), NOW - T0)
-    assert (value(found, "ettr_ratio"), value(found, "goodput_ratio")) == (0.6, 0.6)
+    assert (value(series, "ettr_ratio"), value(series, "goodput_ratio")) == (0.6, 0.6)
 
 
 def test_what_is_not_known_has_no_sample() -> None:
@@ -89,8 +89,8 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 def test_a_count_of_nothing_is_zero_and_not_missing() -> None:
-    found = page(live(), JobView())
-    causes = {dict(labels)["cause"] for name, labels in found if name == "supervise_restarts_total"}
+    series = page(live(), JobView())
+    causes = {dict(labels)["cause"] for name, labels in series if name == "supervise_restarts_total"}
     assert causes == {cause.value for cause in Cause} | {"membership", "takeover"}
 
 
@@ -133,6 +133,6 @@ def test_the_pace_of_a_job_that_stands_still_falls() -> None:
 
 
 def test_every_stage_is_there_exactly_once() -> None:
-    found = page(live(), recorded())
-    assert sum(on for (name, _), on in found.items() if name == "supervise_stage") == 1
-    assert len([name for name, _ in found if name == "supervise_stage"]) == len(Stage)
+    series = page(live(), recorded())
+    assert sum(on for (name, _), on in series.items() if name == "supervise_stage") == 1
+    assert len([name for name, _ in series if name == "supervise_stage"]) == len(Stage)

@@ -28,11 +28,11 @@ def serve() -> Iterator[Callable[..., tuple[MetricsServer, str]]]:
 
     def start(page: Callable[[], bytes | None] = lambda: PAGE) -> tuple[MetricsServer, str]:
         listener = socket.create_server(("127.0.0.1", 0))
-        made = MetricsServer(listener, "text/plain; version=0.0.4", page)
-        thread = threading.Thread(target=made.run, daemon=True)
+        metrics_server = MetricsServer(listener, "text/plain; version=0.0.4", page)
+        thread = threading.Thread(target=metrics_server.run, daemon=True)
         thread.start()
-        running.append((made, thread))
-        return made, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running.append((metrics_server, thread))
+        return metrics_server, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     yield start
     for made, thread in running:

@@ -58,7 +58,7 @@ def gpus(place: Path) -> dict[str, str]:
     """Build the fake NVML with two GPUs."""
     library = place.parent / "nvml" / "libnvidia-ml.so.1"
     library.parent.mkdir()
-    source = ROOT / "tests/health/fake_nvml/fake_nvml.c"
+    source = ROOT / "tests/support/fake_nvml.c"
     subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source], check=True)  # noqa: S603, S607
     state = library.with_name("state")
     state.write_text("count 2\n")

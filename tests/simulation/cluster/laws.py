@@ -71,12 +71,13 @@ class Books:
             demand(not missing, f"the decision about attempt {number} was made without the reports of {missing}")
         if decision.kind == SUCCESS:
             demand(
-                all((one, attempt.token) in self.success for one in attempt.members), f"attempt {number} is no success of {attempt.members}"
+                all((member, attempt.token) in self.success for member in attempt.members),
+                f"attempt {number} is no success of {attempt.members}",
             )
 
     def all_saved(self, attempt: SharedAttempt) -> None:
         """An attempt is ended to admit nodes, because the ranks of all members have saved."""
-        late = [one for one in attempt.members if not {(one, attempt.token)} & (self.saved | self.success)]
+        late = [member for member in attempt.members if not {(member, attempt.token)} & (self.saved | self.success)]
         demand(not late, f"attempt {attempt.number} is ended while ranks of {late} save")
 
     def forgets(self, node: str, *, host: bool) -> None:

@@ -35,20 +35,20 @@ SEEDS = 400
 def swap(patch: pytest.MonkeyPatch, rule: str, bug: Callable[[Any, Callable[[Any], Any]], Any]) -> None:
     """Put a rule of the coordinator that has a bug in place of the real one, which the bug gets, too."""
     real = getattr(coordinator, rule)
-    rules = tuple((lambda state: bug(state, real)) if one is real else one for one in coordinator._RULES)  # noqa: SLF001
+    rules = tuple((lambda state: bug(state, real)) if rule is real else rule for rule in coordinator._RULES)  # noqa: SLF001
     patch.setattr(coordinator, "_RULES", rules)
 
 
 def decision_is_overwritten(patch: pytest.MonkeyPatch) -> None:
     real = coordinator._apply  # noqa: SLF001
 
-    def taken(state: Any, given: Any) -> Any:  # noqa: ANN401
-        if isinstance(given, DecisionProposed):
+    def overwritten_decision(state: Any, message: Any) -> Any:  # noqa: ANN401
+        if isinstance(message, DecisionProposed):
             memory = state.memory
             state = replace(state, memory=CoordinatorMemory(memory.attempt, memory.end))
-        return real(state, given)
+        return real(state, message)
 
-    patch.setattr(coordinator, "_apply", taken)
+    patch.setattr(coordinator, "_apply", overwritten_decision)
     swap(patch, "_judging", lambda state, rule: (replace(state, is_judged=False), rule(state)[1]))
 
 
@@ -86,9 +86,9 @@ def meeting_numbered_again(patch: pytest.MonkeyPatch) -> None:
 def number_not_above_what_the_nodes_know(patch: pytest.MonkeyPatch) -> None:
     real = coordinator._of_node  # noqa: SLF001
 
-    def of_node(state: Any, given: Any) -> Any:  # noqa: ANN401
-        is_meet = isinstance(given.message, coordinator.Meet)
-        return real(state, replace(given, message=replace(given.message, number=0)) if is_meet else given)
+    def of_node(state: Any, message: Any) -> Any:  # noqa: ANN401
+        is_meet = isinstance(message.message, coordinator.Meet)
+        return real(state, replace(message, message=replace(message.message, number=0)) if is_meet else message)
 
     patch.setattr(coordinator, "_of_node", of_node)
 
@@ -181,16 +181,16 @@ def who_stands_aside_acts(patch: pytest.MonkeyPatch) -> None:
 def node_that_quit_does_not_say_so(patch: pytest.MonkeyPatch) -> None:
     real = member.step
 
-    def step(state: Any, given: Any) -> Any:  # noqa: ANN401
-        after, outputs = real(replace(state, memory=state.memory), given)
-        kept = tuple(
+    def step(state: Any, message: Any) -> Any:  # noqa: ANN401
+        after, outputs = real(replace(state, memory=state.memory), message)
+        effects = tuple(
             output for output in outputs if not (isinstance(output, SendToCoordinator) and getattr(output.message, "kind", "") == QUIT)
         )
         return after, tuple(
             replace(output, message=replace(output.message, aside=False))
             if isinstance(output, SendToCoordinator) and isinstance(output.message, coordinator.Join)
             else output
-            for output in kept
+            for output in effects
         )
 
     patch.setattr(member, "step", step)
@@ -205,21 +205,21 @@ def pause_of_a_node_accuses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         member,
         "step",
-        lambda state, given: real(replace(state, tick_t=given.t) if isinstance(given, NodeTick) else state, given),
+        lambda state, message: real(replace(state, tick_t=message.t) if isinstance(message, NodeTick) else state, message),
     )
 
 
 def what_was_heard_meanwhile_is_forgotten(patch: pytest.MonkeyPatch) -> None:
     real = coordinator._apply  # noqa: SLF001
 
-    def taken(state: Any, given: Any) -> Any:  # noqa: ANN401
-        state, outputs = real(state, given)
-        if isinstance(given, NodeClosed) and given.unreachable_s:
-            record = replace(state.nodes[given.node], closed_t=given.t - given.unreachable_s)
-            state = replace(state, nodes={**state.nodes, given.node: record})
+    def overwritten_decision(state: Any, message: Any) -> Any:  # noqa: ANN401
+        state, outputs = real(state, message)
+        if isinstance(message, NodeClosed) and message.unreachable_s:
+            record = replace(state.nodes[message.node], closed_t=message.t - message.unreachable_s)
+            state = replace(state, nodes={**state.nodes, message.node: record})
         return state, outputs
 
-    patch.setattr(coordinator, "_apply", taken)
+    patch.setattr(coordinator, "_apply", overwritten_decision)
 
 
 def steps_that_are_not_known_yet_are_missing(patch: pytest.MonkeyPatch) -> None:
@@ -320,12 +320,12 @@ TRIED_FIRST: dict[Plant, int] = {
 
 def world(seed: int, plant: Plant) -> World:
     """Return the job of a seed, in which happens what the bug needs."""
-    made = with_spare(World(seed)) if plant in WITH_SPARE else world_of(seed)
+    world = with_spare(World(seed)) if plant in WITH_SPARE else world_of(seed)
     if plant in NEEDS:
         step, strike = NEEDS[plant]
-        strikes, struck = strike(made), made.rng.randrange(1, 4)
-        made.triggers.append((step, struck, strikes))
-    return made
+        strikes, struck = strike(world), world.rng.randrange(1, 4)
+        world.triggers.append((step, struck, strikes))
+    return world
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=[plant.__name__ for plant in PLANTED])

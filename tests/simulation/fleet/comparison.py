@@ -79,16 +79,16 @@ def row(gpus: int, policy: str, days: float = DAYS, seeds: Sequence[int] = SEEDS
 def policies_table(rows: Iterable[Row]) -> str:
     """Return the table of the policies."""
     lines = ["| GPUs | policy | effective | done again | stands | interruptions | persons |", "| ---: | --- |" + " ---: |" * 5]
-    for one in rows:
-        effective = f"{100 * statistics.fmean(one.effective):.1f} %"
-        shares = f"{100 * one.redone:.1f} % | {100 * one.standing:.1f} %"
-        lines.append(f"| {one.gpus:,} | {one.policy} | {effective} | {shares} | {one.interruptions:.0f} | {one.persons:.0f} |")
+    for row in rows:
+        effective = f"{100 * statistics.fmean(row.effective):.1f} %"
+        shares = f"{100 * row.redone:.1f} % | {100 * row.standing:.1f} %"
+        lines.append(f"| {row.gpus:,} | {row.policy} | {effective} | {shares} | {row.interruptions:.0f} | {row.persons:.0f} |")
     return "\n".join(lines)
 
 
 def published_table(rows: Sequence[Row]) -> str:
     """Return the simulated figures beside the published ones. rows: of `supervise`, at Llama 3's rate."""
-    llama = next(one for one in rows if one.gpus == LLAMA_GPUS)
+    llama = next(row for row in rows if row.gpus == LLAMA_GPUS)
     total, whole, planned = (
         rates.figure(name) for name in ("unexpected interruptions", "effective training time", "planned interruptions")
     )

@@ -35,7 +35,7 @@ class Site:
 
     def assumptions(self) -> tuple[tuple[str, float, str], ...]:
         """Return the name, the value and the reason of each time."""
-        return tuple((one.name, float(getattr(self, one.name)), one.metadata["why"]) for one in fields(self))
+        return tuple((field.name, float(getattr(self, field.name)), field.metadata["why"]) for field in fields(self))
 
 
 class Reached(NamedTuple):

@@ -1,19 +1,16 @@
-"""The fake NVML, built once, and its state."""
+"""A library in the place of NVIDIA's NVML, which shows the GPUs that a test sets."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SOURCE = Path(__file__).parent / "fake_nvml" / "fake_nvml.c"
+SOURCE = Path(__file__).parent / "fake_nvml.c"
 
 
 class FakeNvml:
@@ -34,12 +31,9 @@ class FakeNvml:
         new.replace(self.state)
 
 
-@pytest.fixture(scope="session")
-def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the fake NVML with")
-    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+def build(compiler: str, directory: Path) -> Path:
+    """Compile the library into the directory."""
+    library = directory / "libnvidia-ml.so.1"
     subprocess.run(  # noqa: S603 -- the compiler, and our own source
         [compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", str(library), str(SOURCE)],
         check=True,
@@ -47,10 +41,3 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     return library
-
-
-@pytest.fixture
-def fake_nvml(fake_library: Path, tmp_path: Path) -> FakeNvml:
-    fake = FakeNvml(fake_library, tmp_path / "state")
-    fake.set(gpus=2)
-    return fake

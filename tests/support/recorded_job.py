@@ -1,5 +1,5 @@
 # ruff: noqa: ANN401  the events are whatever a test feeds
-"""A job's state directory, written as the supervisor writes it, with a real journal."""
+"""The state directory of a job as the supervisor writes it, with a real journal, out of the events that a test feeds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from supervisor.config.settings import JobSection, Settings
 from supervisor.core import actions as act
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Deaf:
-    """A listener that does not care."""
+class SilentListener:
+    """A listener that does nothing."""
 
     def journal_synced(self, seq: int) -> None:
         """Do nothing."""
@@ -36,7 +34,7 @@ class Deaf:
         """Do nothing."""
 
 
-class Written:
+class RecordedJob:
     """A job that was (or is being) supervised: feed it events, look at its files."""
 
     T0 = 1_790_000_000.0
@@ -47,7 +45,7 @@ class Written:
         self.settings = replace(Settings(), job=JobSection(state_dir=str(root)))
         self.directory = root / job / "nodes" / self.node
         path = self.directory / "journal.jsonl"
-        self.journal, past = open_journal(path, job=job, node=self.node, listener=Deaf(), continues=lambda _: not anew)
+        self.journal, past = open_journal(path, job=job, node=self.node, listener=SilentListener(), continues=lambda _: not anew)
         self.state, self.before = past.state, past.incidents_before
         self.said: list[act.Action] = []
 
@@ -178,18 +176,3 @@ class Written:
         finally:
             os.close(fd)
         return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path / "state"
-
-
-@pytest.fixture
-def written(root: Path) -> Written:
-    return Written(root)
-
-
-@pytest.fixture
-def make_job() -> type[Written]:
-    return Written

@@ -1,4 +1,4 @@
-"""A job that nobody runs, for what needs one."""
+"""A job that is not run, for what needs one."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_the_rounds_fit_the_installed_torch_and_each_name_of_torchs_that_they_to
 NOT_TORCHS = frozenset(
     {"_exit", "_getframe", "_current_frames", "_data", "_xoptions", "_lock", "_filters_mutated_lock_held", "_identity", "_beat"}
     | {"_fileobj", "_file", "_initializing", "_showwarning_orig", "_showwarnmsg_impl", "_filters_mutated", "_clear_cache", "_drop_dead"}
-    | {"_modules", "_buffers", "_parameters", "_torchdynamo_disable", "_C", "_utils"}
+    | {"_modules", "_buffers", "_parameters", "_torchdynamo_disable", "_C", "_utils", "_fields"}
 )
 
 

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[2]
+#: How long a rank that has ended leaves its connections open for its peers.
+PEERS_S = 1.0
 
 
 @functools.cache
@@ -108,8 +111,11 @@ def _ended(pids: list[int], timeout_s: float) -> int:
     return next((code for code in codes if code), 0)
 
 
-def _serve() -> tuple[dict[str, Any], dict[str, str]]:
-    """Answer requests until there are no more; return in each fork, with its request and the variables that make it a rank."""
+def _serve() -> tuple[dict[str, Any], dict[str, str], tuple[int, int]]:
+    """Answer requests until there are no more; return in each fork, with its request and the variables that make it a rank.
+
+    And with a pipe whose writing end each rank closes at its end.
+    """
     for name in sys.argv[1:]:
         module, _, function = name.partition(":")
         imported = importlib.import_module(module)
@@ -121,6 +127,7 @@ def _serve() -> tuple[dict[str, Any], dict[str, str]]:
         request = json.loads(line)
         size = request["ranks"]
         holder, port = _store() if size else (0, 0)
+        running = os.pipe()
         pids = []
         for rank in range(max(1, size)):
             pid = os.fork()
@@ -128,8 +135,10 @@ def _serve() -> tuple[dict[str, Any], dict[str, str]]:
                 os.close(answers)
                 names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
                 names |= {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
-                return request, {name: str(value) for name, value in names.items()} if size else {}
+                return request, {name: str(value) for name, value in names.items()} if size else {}, running
             pids.append(pid)
+        for end in running:
+            os.close(end)
         code = _ended(pids, request["timeout_s"])
         if holder:
             os.kill(holder, signal.SIGKILL)
@@ -176,17 +185,22 @@ def _code_of(program: Callable[[], None]) -> int:
     return 0
 
 
-def _end(code: int) -> NoReturn:
-    """End with this code, once all is done that the program has left to its end."""
+def _end(code: int, running: tuple[int, int]) -> NoReturn:
+    """End with this code, once all is done that the program has left to its end.
+
+    The peers of a rank may still wait in their last barrier, and gloo fails there if its connections are closed.
+    """
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()  # noqa: SLF001
     sys.stdout.flush()
     sys.stderr.flush()
+    os.close(running[1])
+    select.select([running[0]], [], [], PEERS_S)
     os._exit(code)
 
 
 if __name__ == "__main__":
-    request_and_rank = _serve()
-    _end(_code_of(functools.partial(_become, *request_and_rank)))
+    of_request, of_rank, others = _serve()
+    _end(_code_of(functools.partial(_become, of_request, of_rank)), others)

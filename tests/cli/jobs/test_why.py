@@ -232,24 +232,36 @@ def test_a_rank_that_died_in_its_load_has_not_the_step_of_the_checkpoint(written
     assert re.search(r"where +rank 1 on \S+, before its first step, attempt 2", explained(written, capsys))
 
 
-def test_of_a_script_that_chooses_its_checkpoint_itself_no_option_is_advised(
-    written: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def without_a_checkpoint(written: RecordedJob) -> None:
+    """Have a job fail whose checkpoints lie where the script is not known to load them."""
     written.begin(checkpoints=False)
     written.start(1)
     written.progress(5, 9)
     written.fail(10)
     unused = (UnusedCheckpoints("/r/ckpt/*.pt", 2, "/r/ckpt/3.pt", 3),)
     written.feed(CheckpointSelected(written.T0 + 20, written.state.attempt.number, None, 0, unused=unused))
-    before = re.sub(r"\n +", " ", explained(written, capsys))
-    assert "none that the script is known to load; 2 checkpoints lie in /r/ckpt/*.pt: --checkpoints '/r/ckpt/*.pt'" in before
-    assert "if the script finds it by itself: --resumes-itself, or --resume-switch '--YOUR-SWITCH'" in before
+
+
+def test_of_checkpoints_that_no_script_is_known_to_load_the_options_are_advised(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_a_checkpoint(written)
+    written.close()
+    text = re.sub(r"\n +", " ", explained(written, capsys))
+    assert "none that the script is known to load; 2 checkpoints lie in /r/ckpt/*.pt: --checkpoints '/r/ckpt/*.pt'" in text
+    assert "if the script finds it by itself: --resumes-itself, or --resume-switch '--YOUR-SWITCH'" in text
+
+
+def test_of_a_script_that_chose_its_checkpoint_itself_no_option_is_advised(
+    written: RecordedJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_a_checkpoint(written)
     written.start(21)
     written.feed(ProgressObserved(written.T0 + 24, written.state.attempt.number, 4, 1, Phase.TRAIN, "/r/ckpt/3.pt"))
     written.succeed(60)
-    after = re.sub(r"\n +", " ", explained(written, capsys))
-    assert re.search(r"checkpoint +\S+ the script chose it by itself look ", after)
-    assert "attempt 2 resumed at step 3 from /r/ckpt/3.pt" in after
+    text = re.sub(r"\n +", " ", explained(written, capsys))
+    assert re.search(r"checkpoint +\S+ the script chose it by itself look ", text)
+    assert "attempt 2 resumed at step 3 from /r/ckpt/3.pt" in text
 
 
 def test_given_up(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:

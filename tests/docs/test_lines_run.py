@@ -21,7 +21,7 @@ import torch
 from supervisor.cli.main import main
 from supervisor.errors import ExitCode
 from tests.docs.test_typed import LINES, ROOT, parse, words_of
-from tests.e2e.conftest import NOT_INHERITED, clean_environment
+from tests.e2e.conftest import clean_environment
 from tests.support.recorded_job import RecordedJob
 from tests.support.waiting import patience_s
 
@@ -164,13 +164,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def at(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Be in that directory, with the environment of a user."""
-    for name in os.environ:
-        if NOT_INHERITED.fullmatch(name):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", clean_environment()["PATH"])
-    monkeypatch.setenv("HOME", str(place))
-    monkeypatch.setenv("SUPERVISE_CONFIG", "alerts.toml")
+    """Be in that directory, with the environment of a user and nothing of the machine that tests."""
+    user = {"PATH": clean_environment()["PATH"], "HOME": str(place), "SHELL": "/bin/bash", "LANG": "C.UTF-8", "TERM": "xterm"}
+    for name in set(os.environ) - set(user):
+        monkeypatch.delenv(name)
+    for name, value in {**user, "SUPERVISE_CONFIG": "alerts.toml"}.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.chdir(place)
     return place
 

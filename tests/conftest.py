@@ -1,9 +1,9 @@
-"""What holds for every test: ordinary signals, how many examples hypothesis tries, which files come first, and shards.
+"""What holds for every test: ordinary signals, how many examples hypothesis tries, which files come first, and what is left out.
 
 Whoever runs the tests in the background of a script has INT and QUIT ignored for them (POSIX: asynchronous lists of a shell without job
 control), and an ignored signal is handed down to everything that a test starts. What is to be ignored, a test says itself.
 
-`--shard 2/4` runs the second of four parts. A file is never divided: its fixtures are built once.
+`--resume` leaves out what passed at this commit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import pytest
 
 from tests.support import fake_nvml as fake_nvml_library
 from tests.support.figures import Figures
-from tests.support.shards import dealt
+from tests.support.passed_tests import PassedTests
 from tests.support.tables import needs_only_rows, table_of, wants_items
 
 if TYPE_CHECKING:
@@ -58,14 +58,14 @@ _POPEN_EXIT = subprocess.Popen.__exit__
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take `--figures`, `--eager-hangs`, `--standbys`, `--rows` and `--shard`."""
+    """Take `--figures`, `--eager-hangs`, `--standbys`, `--rows` and `--resume`."""
     parser.addoption("--figures", action="store_true", help="assert what may be spent, too: for `-m bench` on an idle machine")
     parser.addoption(
         "--eager-hangs", action="store_true", help="each supervised run ends what hangs, by limits ten times shorter: none may"
     )
     parser.addoption("--standbys", action="store_true", help="each supervised run has standbys; else only those of tests that ask for them")
     parser.addoption("--rows", action="store_true", help="each row of a parametrised test is an item of its own, as with -k")
-    parser.addoption("--shard", metavar="I/N", default="1/1", help="run the files of the I-th of N parts")
+    parser.addoption("--resume", action="store_true", help="leave out what passed at this commit")
 
 
 def _end_of_a_with(process: subprocess.Popen[Any], kind: type[BaseException] | None, *raised: Any) -> None:  # noqa: ANN401  as Popen's own
@@ -81,6 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in ("COLUMNS", "LINES"):  # xdist gives them to its workers: pages are laid out as for a pipe
         os.environ.pop(name, None)
     Figures.asserted = config.getoption("--figures")
+    if config.getoption("--resume"):
+        config.pluginmanager.register(PassedTests(config))
     for signum, handler in _ORDINARY.items():
         if signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, handler)
@@ -156,18 +158,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     weights: Counter[Path] = Counter()
     for item in items:
         weights[item.path] += _weight(item)  # type: ignore[assignment]  # counts may be fractions
-    number, _, parts = config.getoption("--shard").partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
-        raise pytest.UsageError(f"--shard {number}/{parts}: expected I/N with I from 1 to N")
     # A test that does nothing but measure is run where figures are asserted.
-    idle = [] if Figures.asserted else [item for item in items if (mark := item.get_closest_marker("bench")) and mark.args == ("only",)]
-    unwanted = set(idle)
-    items[:] = [item for item in items if item not in unwanted]
-    mine = dealt(dict(weights), int(parts))[int(number) - 1]
-    left = idle + [item for item in items if item.path not in mine]
-    if left:
-        config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item.path in mine]
+    idle = {item for item in items if (mark := item.get_closest_marker("bench")) and mark.args == ("only",)}
+    if idle and not Figures.asserted:
+        config.hook.pytest_deselected(items=idle)
+        items[:] = [item for item in items if item not in idle]
     if hasattr(config, "workerinput"):  # one process alone keeps the order of the command line
         items.sort(key=lambda item: (-weights[item.path], item.path))
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
     from supervisor.classify.logs.rows import Signature
+    from supervisor.classify.logs.scanner import Scanner
 
 ROOT = Path(__file__).parents[1]
 CORPUS = ROOT / "tests" / "corpus"

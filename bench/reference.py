@@ -445,7 +445,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "keys": partial(field_table, _KEYS, LogFinding.to_json),
     },
     "stages.md": {
-        "stages": partial(field_table, ("stage", "what is going on"), Stage),
+        "stages": partial(field_table, ("stage", "what happens"), Stage),
         "drawing": stages.drawing,
         "events": stages.events,
         "timers": stages.timers,

@@ -2,7 +2,7 @@
 """A rank of bench/restart.py: an all-reduce loop, bare DDP with AdamW, the same in a script as the demo's, or an HF Trainer.
 
 It writes a line for each step, and never ends. In: allreduce, ddp, demo or hf; --step-ms; --go-on, for a job that is restarted again and
-again: its steps go on where the last ones ended, so that each restart is progress. An all-reduce loop has no optimizer, so it reports its
+again: its steps continue where the last ones ended, so each restart is progress. An all-reduce loop has no optimizer, so it reports its
 steps. Out: `progress`, with rank, step, CLOCK_MONOTONIC ns and pid of each step.
 """
 

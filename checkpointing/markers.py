@@ -86,7 +86,7 @@ def unfinished(path: str) -> str:
             marker = row.form.format(beside)
             if os.path.isfile(marker):  # noqa: PTH113 -- paths are plain strings throughout the package (a directory is somebody's own)
                 name = marker.rpartition("/")[2]
-                return f"{name} is beside it: to {row.framework} the save has not ended until that file is removed"
+                return f"{name} lies next to it: to {row.framework} the save has not ended until that file is removed"
     return ""
 
 

@@ -148,7 +148,7 @@ def identity_of(path: str) -> Identity | None:
 def _conclude(path: str, identity: Identity, examination: Examination, *, own: bool) -> Verification:
     if examination.unlisted and not own and examination.verdict is not Verdict.DANGEROUS:
         named = ", ".join(examination.unlisted[:3])
-        why = f"loading it would call {named}, which is not on the list of safe calls, and this job was not seen to write the file"
+        why = f"loading it would call {named}, which is not on the list of safe calls, and the file is not known as this job's"
         examination = replace(
             examination,
             verdict=Verdict.DANGEROUS,

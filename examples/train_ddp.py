@@ -71,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--on-term", choices=("save", "end"), default="save", help="save: a checkpoint of the last step first; end: at once"
     )
-    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--resume", type=Path, help="checkpoint to continue from")
     return parser.parse_args()
 
 
@@ -309,7 +309,7 @@ class Training:
             }
             save_atomically(content, directory / f"step-{self.step:08d}.pt")
             prune(directory, self.step, keep)
-        dist.barrier()  # no rank may go on, or leave, before the checkpoint that it counts on is there
+        dist.barrier()  # no rank may continue, or leave, before the checkpoint that it counts on is there
 
 
 def build(args: argparse.Namespace, device: torch.device, corpus: Tensor) -> Training:

@@ -83,7 +83,7 @@ def should_save() -> bool:
 
     Every rank must call it once per optimizer step, at the same place of the loop, because the ranks count the calls
     (docs/guides/preemption.md). The first call tells supervise that the script can save on request. A later stop then asks here before any
-    rank is signalled, and waits until the checkpoint is complete or the time is over. After the save the script may go on training. Each
+    rank is signalled, and waits until the checkpoint is complete or the time is over. After the save the script may continue training. Each
     call looks once at a file in memory.
     """
     return agreement.should_save(_instrument())
@@ -92,7 +92,7 @@ def should_save() -> bool:
 def agree(ok: bool, reason: str = "") -> bool:  # noqa: FBT001  as in `if not agree(loss.isfinite())`
     """Return whether the batch of this step is good on *every* rank; where it is not, every rank must leave it out.
 
-    Every rank calls it once per step, before the backward pass (docs/reference/library-worker.md): `ok` says whether this rank can go on
+    Every rank calls it once per step, before the backward pass (docs/reference/library-worker.md): `ok` says whether this rank can continue
     with its batch, `reason` why not ("loss is nan"; the first 256 bytes count). It costs one all-reduce of 4 bytes in a gloo group.
 
     Raises on every rank TooManyBatchesLeftOut after more than `guard.skips` in 1,000 calls; RuntimeError at the time-out of the script's
@@ -112,7 +112,7 @@ def barrier(name: str, timeout_s: float = 1800.0) -> None:
 def batch_plan() -> BatchPlan | None:
     """Return this rank's share of the global batch, where it is shared out over unequal GPUs (docs/reference/library-worker.md); else None.
 
-    Raises ValueError where the plan is for another number of ranks: the training would go on with another batch.
+    Raises ValueError where the plan is for another number of ranks: the training would continue with another batch.
     """
     return plans.of_rank(os.environ)
 

@@ -101,7 +101,7 @@ class ProgressBar:
     # the reports
 
     def begin(self, name: str, total: float | None = None, unit: str = BYTES, *, done: float = 0.0) -> None:
-        """Go on with another thing, of which so much is done; "" is nothing to show."""
+        """Continue with another thing, of which so much is done; "" is nothing to show."""
         now = time.monotonic()
         with self._lock:
             self._name, self._done, self._total, self._unit = name, done, total, unit

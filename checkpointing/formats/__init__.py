@@ -105,7 +105,7 @@ class PartFormat(Protocol):
 
 EDGE_BYTES: Final = 512
 TORCH_SUFFIXES: Final = (".pt", ".pth", ".ckpt")  # a file with such a name is meant to be a checkpoint, whatever is in it
-# The order is that of asking. What each is, and what is checked of it.
+# The order is that of asking. Each format, and its checks.
 FORMATS: Final = (
     # `torch.save` since 1.6, or an archive of such files (stable-baselines3's `.zip`; `lightning`: with `pytorch-lightning_version` in it):
     # the list above, and the numbers; in an archive each member, and the checksums of what lies beside them

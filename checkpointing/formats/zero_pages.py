@@ -12,7 +12,7 @@ A tensor with more than `_MOST_RUNS` such stretches is sparse by itself and coun
 around it explain: the same columns are zero there as well, or zeros are so frequent that some more beside a row of zeros are no wonder.
 
     0 0 0 5 7 0    a fresh Adam state, or pruned weights: the zeros from the first row's end on cover the second row and
-    0 0 0 0 0 0    go on in the third, because the last column and the first three are zero in every row
+    0 0 0 0 0 0    continue in the third, because the last column and the first three are zero in every row
     0 0 0 2 9 0
 
 The result is probable, not proven: a manifest (docs/reference/checkpoint-format.md) proves.
@@ -101,7 +101,7 @@ class ZeroPageScan:
         self._at += len(data)
 
     def _to_zeros(self, data: bytes, at: int) -> int:
-        """Go to the next zeros that are worth a look, or to those at the end, which may go on in the next piece."""
+        """Go to the next zeros that are worth a look, or to those at the end, which may continue in the next piece."""
         run_at = data.find(_RUN, at)
         start = len(data[max(at, len(data) - len(_RUN)) :].rstrip(b"\0")) + max(at, len(data) - len(_RUN)) if run_at < 0 else run_at
         if start < len(data):

@@ -2,7 +2,7 @@
 
 `FileReader` reads in pieces of at most `CHUNK_BYTES`, never faster than its throttle allows. If asked to, it drops the pages from the page
 cache that were not in it before: what a rank has just written stays there, because a restart reads it. It never opens a FIFO or a device: a
-reader on a FIFO would let its writer go on and then kill it with SIGPIPE. One reader belongs to one thread.
+reader on a FIFO would let its writer continue and then kill it with SIGPIPE. One reader belongs to one thread.
 """
 
 from __future__ import annotations

@@ -153,9 +153,9 @@ def _content_faults(path: str, tree: Tree | None, file: File, part_bytes: int, r
     if differing:
         first, end = differing[0] * part_bytes, min((differing[0] + 1) * part_bytes, file.n_bytes)
         where = f"first between {first / _MIB:.6g} and {end / _MIB:.6g} MiB; {len(differing)} of {len(file.parts)} parts"
-        yield _Fault(Verdict.BAD, f"{file.path} is not what was recorded: {where}")
+        yield _Fault(Verdict.BAD, f"{file.path} is not as recorded: {where}")
     elif read.n_bytes != file.n_bytes or (file.sha256 and read.sha256 != file.sha256):
-        yield _Fault(Verdict.BAD, f"{file.path} is not what was recorded: its {'SHA-256' if file.sha256 else 'size'} differs")
+        yield _Fault(Verdict.BAD, f"{file.path} is not as recorded: its {'SHA-256' if file.sha256 else 'size'} differs")
 
 
 def _answer(path: str, identity: Identity, manifest: Manifest, faults: list[_Fault]) -> Verification:

@@ -65,9 +65,9 @@ def abort_leftovers(backend: Backend, job: str, before: float) -> Iterator[str]:
 def remove_incomplete(backend: Backend, job: str, before: float, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Remove the objects of checkpoints of a job that have no manifest, and to which nothing was added since `before` (wall time).
 
-    They are what a pass sent of a checkpoint that was bad, or gone, when a process could have gone on with it. Yield the key of each, and
-    of its objects those that may not be removed. is_wanted: whether an upload below a key is to go on. Should another supervisor go on
-    with one in this very moment, it lists all objects before it writes the manifest, and sends missing ones again.
+    They are what a pass sent of a checkpoint that was bad, or gone, when a process could have continued with it. Yield the key of each, and
+    of its objects those that may not be removed. is_wanted: whether an upload below a key is to continue. Should another supervisor take
+    such an upload up in this very moment, it lists all objects before it writes the manifest, and sends missing ones again.
     """
     for key in listing.incomplete(backend, job):
         objects = list(backend.list(key))

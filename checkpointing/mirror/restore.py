@@ -352,7 +352,7 @@ def _move(beside: str, target: str, manifest: Manifest) -> None:
             durable.rename_exclusive(beside, target)
     except FileExistsError:
         message = f"cannot restore: {target}: another file appeared there"
-        raise PathOccupied(message, hint="start again: the downloaded parts are kept beside it") from None
+        raise PathOccupied(message, hint="start again: the downloaded parts are kept next to it") from None
     durable.sync_directory(os.path.dirname(target))  # noqa: PTH120 -- strings throughout the package
 
 

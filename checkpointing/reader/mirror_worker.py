@@ -223,7 +223,7 @@ class MirrorWorker:
             self._unjoined.append(unjoined)
 
     def _tidy(self, arrived: str | None) -> None:
-        """Tidy up after an upload. A failure is reported once, and uploads go on. `arrived`: None if no whole checkpoint did."""
+        """Tidy up after an upload. A failure is reported once, and uploads continue. `arrived`: None if no whole checkpoint did."""
         try:
             self._report_joined()
             if arrived is not None:

@@ -59,10 +59,10 @@ class AsideChange:
     """A recorded change."""
 
     id: int  # counts the job's changes on this node from 1
-    kind: str  # `moved`: the user's file was renamed; `put_back`: a copy of ours was put in its place
+    kind: str  # `moved`: the user's file was renamed; `put_back`: our copy was put in its place
     path: str  # from where it was moved, or where it was put
     to: str  # to where, or the copy that it was made from
-    identity: Identity  # of what was moved, or put there
+    identity: Identity  # of the file that was moved, or put there
     attempt: int  # after which attempt
     reason: str  # why
     t: float  # wall time in seconds
@@ -71,7 +71,7 @@ class AsideChange:
     phase: str = "intent"
 
 
-#: By number: what was set aside, or put back.
+#: By number: each file that was set aside, or put back.
 MOVED: Final = RowTable("moved", AsideChange, lambda row: str(row.id))
 
 

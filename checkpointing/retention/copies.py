@@ -75,7 +75,7 @@ class CopyRow:
     held_by: str = ""
 
 
-#: By its name in `copies/`: a copy of ours: the `path` and `identity` that it was made of, when (`t`), and the run that it is `held_by`,
+#: By its name in `copies/`: a copy: the `path` and `identity` that it was made of, when (`t`), and the run that it is `held_by`,
 #: for which no policy removes it.
 COPIED: Final = RowTable("copied", CopyRow, lambda row: row.name)
 

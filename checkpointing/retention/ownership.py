@@ -53,7 +53,7 @@ def _strange(members: Mapping[str, Identity], seen: Mapping[str, Identity]) -> s
     for path, identity in members.items():
         noted = seen.get(path)
         if noted is None:
-            return f"this job was not seen to write it in this run: {path}"
+            return f"it is not known as written by this job in this run: {path}"
         if noted != identity:
             return f"it changed since this job was seen to write it: {path}"
     return ""

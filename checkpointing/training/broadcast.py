@@ -86,7 +86,7 @@ class SharedFile(io.RawIOBase):
         return n_read
 
     def finish(self) -> None:
-        """Send or receive the rest, so that the other ranks can go on. Raises BroadcastError."""
+        """Send or receive the rest, so that the other ranks can continue. Raises BroadcastError."""
         while self._coming and self.failure is None:
             self._next_piece()
 

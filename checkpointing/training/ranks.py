@@ -1,4 +1,4 @@
-"""The ranks of a training meet: all go on, or all raise.
+"""The ranks of a training meet: all continue, or all raise.
 
 The meeting goes through the store of torch's process group, without a collective: it needs no GPU, works for every backend and has a time
 limit of its own, and a rank that fails reports it without waiting. Outside torch.distributed there is one rank, and nothing is asked.
@@ -12,7 +12,7 @@ One meeting, keys under `checkpointing/<call>/<number>/`:
     outcome    yes | no | error: …     written once (compare-and-set): the first error wins, and nobody waits for a rank that failed
 
 The numbers count the meetings of this process, which is the one state here: every rank goes through the same ones in the same order, also
-through one that failed, so that a training which catches the error can go on. The last to leave removes the keys of one that did not fail.
+through one that failed, so a training that catches the error can continue. The last to leave removes the keys of one that did not fail.
 Ranks in different calls never meet.
 
 A rank that fails raises its own error. All others raise CheckpointingError with the first failed rank's number. Of ranks that do not come:

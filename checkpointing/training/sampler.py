@@ -69,7 +69,7 @@ class UnevenSampler:
         return {"epoch": self.epoch, "position": self._position, "seed": self._seed, "size": self._size}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from there. Raises ValueError where the state is of another data set or seed: samples would come twice, or never."""
+        """Continue from there. Raises ValueError where the state is of another data set or seed: samples would come twice, or never."""
         for name, here in (("size", self._size), ("seed", self._seed)):
             if state[name] != here:
                 raise ValueError(f"the sampler's state has {name} {state[name]}, and this sampler {here}")

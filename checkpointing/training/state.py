@@ -58,7 +58,7 @@ def state(
     loader: Any = None,  # noqa: ANN401 -- a StatefulDataLoader, a DataLoader, a sampler
     rng: bool = True,  # noqa: FBT001, FBT002 -- as in the documentation
 ) -> dict[str, Any]:
-    """Return what a training needs to go on: `model`, and as given `optimizer`, `ema`, `loader`, `rng`.
+    """Return what a training needs to continue: `model`, and as given `optimizer`, `ema`, `loader`, `rng`.
 
     Every rank must call it where rng or loader is taken. ema may be held by some ranks only. The tensors are the training's own, no copies.
     An optimizer that has made no step gets its state (zeros), so that there is something to load into. Raises CheckpointingError.

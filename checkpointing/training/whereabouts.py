@@ -136,7 +136,7 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
         if task and rank_place.task == task:
             continue
         where = rank_place.where
-        location = where if not where or where.startswith("its ") else f"it stands at {where}"
+        location = where if not where or where.startswith("its ") else f"it is at {where}"
         texts.append(f"rank {rank} did not" + (f": {location}" if location else ""))
     return ", ".join(texts) + (f", and {unnamed} more" if texts and unnamed else "")
 
@@ -144,7 +144,7 @@ def described(store: Any, ranks: Sequence[int], task: str = "") -> str:  # noqa:
 def away(store: Any, ranks: Sequence[int], task: str) -> bool:  # noqa: ANN401 -- torch's store
     """Return whether these ranks can never come to a call that this one waits in: proven, and False in doubt.
 
-    The process of one is gone; or all of them wait, and go on waiting, in other calls that need every rank, so also this one.
+    The process of one is gone; or all of them wait, and continue waiting, in other calls that need every rank, so also this one.
     """
     asked = ranks[:MOST_ASKED]
     before = [ask(store, rank) for rank in asked]

@@ -34,8 +34,8 @@ _ALLOW: Final = "sudo sysctl kernel.dmesg_restrict=0"
     subject="kernel",
     needs=("kernel_log",),
     reads="the kernel's log, here and now",
-    degraded="[by what it says](../explanation/node-health.md#the-kernel-log)",
-    failed="[by what it says](../explanation/node-health.md#the-kernel-log)",
+    degraded="[by the line](../explanation/node-health.md#the-kernel-log)",
+    failed="[by the line](../explanation/node-health.md#the-kernel-log)",
 )
 def kernel_log(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
     """Judge each finding of the log."""

@@ -140,7 +140,7 @@ class GatedAgent(LocalElasticAgent):
             self._controller.over_for_all = True
             result: RunResult = super()._monitor_workers(worker_group, *args, **kwargs)
             return result
-        self._remaining_restarts = max(1, self._remaining_restarts)  # torch would return at 0; whether to go on is decided at the gate
+        self._remaining_restarts = max(1, self._remaining_restarts)  # torch would return at 0; whether to continue is decided at the gate
         return RunResult(state=WorkerState.FAILED)
 
     def _await_outcome(self) -> str | None:

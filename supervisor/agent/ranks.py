@@ -338,7 +338,7 @@ class RankMonitor:
         self._close(now, outcome)
 
     def _close(self, now: _MonitoredAttempt, outcome: str) -> None:
-        """Send `stopped` and let the main thread go on; by whichever thread comes first, once."""
+        """Send `stopped` and let the main thread continue; by whichever thread comes first, once."""
         with self._changed:
             if now.closing or now.outcome not in (None, ALL_EXITED_0):
                 return

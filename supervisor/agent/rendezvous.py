@@ -192,7 +192,7 @@ class RoundRendezvous(RendezvousHandler):
 
     def _shutdown_quietly(self) -> None:
         if not self._controller.over_for_all and self._several:
-            return  # as torch does when a signal ends it: the other nodes may go on
+            return  # as torch does when a signal ends it: the other nodes may continue
         shared = self.store if self._others else None
         try:
             serves = shared is not None and served_here(shared)

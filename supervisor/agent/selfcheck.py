@@ -167,9 +167,9 @@ OTHERS: tuple[TorchRequirement, ...] = (
     TorchRequirement(
         "torch.nn.modules.batchnorm", "_BatchNorm.__init__", without="a smaller micro-batch changes batch norms without a word"
     ),
-    TorchRequirement("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__", without="loader workers are not seen"),
-    TorchRequirement("torch.multiprocessing.spawn", "start_processes", without="ranks that a script spawns are not seen"),
-    TorchRequirement("torch.multiprocessing.spawn", "_wrap", ("fn", "i"), without="ranks that a script spawns are not seen"),
+    TorchRequirement("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter.__init__", without="loader workers are unknown"),
+    TorchRequirement("torch.multiprocessing.spawn", "start_processes", without="ranks that a script spawns are unknown"),
+    TorchRequirement("torch.multiprocessing.spawn", "_wrap", ("fn", "i"), without="ranks that a script spawns are unknown"),
     TorchRequirement(
         "torch.distributed.rendezvous",
         "_create_c10d_store",
@@ -197,7 +197,7 @@ OTHERS: tuple[TorchRequirement, ...] = (
     TorchRequirement(
         "torch.distributed.checkpoint.state_dict",
         "_init_optim_state",
-        without="a DCP checkpoint that fills an optimizer counts as one step",
+        without="a DCP checkpoint that fills an optimizer is taken for a step",
     ),
     TorchRequirement("torch.distributed.checkpoint.filesystem", "_StorageInfo", without=_CONVERT),
     TorchRequirement("torch.distributed.tensor", "DTensor._local_tensor", without="FSDP's sharded state dicts are not converted"),

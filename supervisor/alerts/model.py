@@ -111,7 +111,7 @@ EVENTS: Final = {
         _WARNING, INCIDENT, _JOIN,
         "A process outside the job holds the memory that the job needs.", "end that process, which `nvidia-smi` shows",
     ),
-    AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _JOIN, "The job goes on with another batch size or number of GPUs."),
+    AlertEvent.BATCH_CHANGED: AlertEventRow(_INFO, INCIDENT, _JOIN, "The job continues with another batch size or number of GPUs."),
     AlertEvent.GPU_QUARANTINED: AlertEventRow(
         _WARNING, "gpu", _OPEN,
         "A GPU failed and was taken out of use on this node.", "have it repaired, then give it back with `supervise nodes clear`",
@@ -123,7 +123,7 @@ EVENTS: Final = {
     AlertEvent.UNKILLED: AlertEventRow(
         _WARNING, "unkilled", _OPEN,
         "Process {subject} of the job survives KILL, as if a disk or a driver did not answer it, or it had much memory to free: "
-        "no attempt is started beside it.",
+        "no attempt is started while it lives.",
         "see whether the node's disks and driver answer; restart the node if they do not",
     ),
     AlertEvent.STARTED_FROM_SCRATCH: AlertEventRow(
@@ -147,7 +147,7 @@ EVENTS: Final = {
     ),
     AlertEvent.MIRROR_FAILING: AlertEventRow(
         _WARNING, "mirror", _OPEN,
-        "Checkpoints do not reach a mirror; the training goes on.", "mend the mirror: what waits for it is then sent",
+        "Checkpoints do not reach a mirror; the training continues.", "mend the mirror: what waits for it is then sent",
     ),
     AlertEvent.MIRROR_RECOVERED: AlertEventRow(_INFO, "mirror", _CLOSE, "The mirrors get checkpoints again."),
     AlertEvent.MIRROR_BEHIND: AlertEventRow(
@@ -174,12 +174,12 @@ EVENTS: Final = {
     ),
     AlertEvent.NODE_HEALTH: AlertEventRow(
         _WARNING, "health", _OPEN,
-        "A health check of this node is worse than before; the job goes on.", "see what `supervise doctor` finds on the node",
+        "A health check of this node is worse than before; the job continues.", "see what `supervise doctor` finds on the node",
     ),
     AlertEvent.HANG: AlertEventRow(
         _WARNING, "hang", _OPEN,
         "The ranks hang: two looks showed no progress.",
-        "see where each rank waits, and stop the job if it does not go on", "status --stacks",
+        "see where each rank waits, and stop the job if it does not continue", "status --stacks",
     ),
     AlertEvent.STRANGE_LOSS: AlertEventRow(
         _WARNING, "loss", _OPEN, "Loss is abnormal: NaN, infinite, spiked or flat.", "look at it, and stop the job if it diverged",
@@ -190,7 +190,7 @@ EVENTS: Final = {
     AlertEvent.STRAGGLER: AlertEventRow(_WARNING, "straggler", _OPEN, "{whose} delays all others.", "look at that node and its GPUs"),
     AlertEvent.MEMORY_FORECAST: AlertEventRow(
         _WARNING, "memory", _OPEN,
-        "Out of {when}, if it goes on to grow as it did.",
+        "Out of {when}, if it continues to grow as it did.",
         "see what grows, and have the script save before it fails", "status",
     ),
     AlertEvent.RUN_STARTED: AlertEventRow(_INFO, "run", _ONCE, "The run started."),

@@ -4,7 +4,7 @@ One file, `alerts.jsonl` in the directory of the job's files, holds the rows of 
 appends, everybody may read, a kill loses the last row at most, and the file is compacted. A row goes from `waiting` to `sent` or `refused`;
 of a sink the newest `CAP` of each are kept, because their ids show that an alert is a repeat.
 
-`SpoolWriter` writes in a thread of its own, so that a disk that hangs delays neither the deciding loop nor the sending. It keeps what is to
+`SpoolWriter` writes in a thread of its own, so that a disk that hangs delays neither the deciding loop nor the sending. It keeps what must
 be written by row: an alert that is dropped or delivered before its turn is never written, so a flood costs little. Alerts are written
 before the threads in which they count as sent. A refusal of the disk (full, read-only, gone) is reported once; the row stays in memory, and
 is tried again with the next row, at the latest after `RETRY_S`.

@@ -116,12 +116,12 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "thread": sent.thread,  # by which the receiver knows what an update or an end belongs to
         "state": sent.state.value,  # `firing`, `updated` or `resolved`; `message` has no thread
         "severity": sent.severity.value,  # of the event
-        "needs_person": needs_person(sent),  # whether nothing goes on until a person has looked
+        "needs_person": needs_person(sent),  # whether nothing continues until a person has looked
         "event": alert.event.value,  # one of the events
         "job": plain_name(alert.job),  # the job's name
         "incident": alert.own_incident,  # the incident's number, 0: of none
         "title": title(sent, detail),  # one line
-        "text": sentences(sent, detail),  # sentences: what happened, where, what is done, what you do
+        "text": sentences(sent, detail),  # sentences: what happened, where, the action, what you do
         "command": command(sent, detail),  # what to type on the machine to see the rest
         "ts": timestamp(alert.ts),  # when it happened, RFC 3339, UTC
     }
@@ -137,7 +137,7 @@ def document(sent: Notification, detail: AlertDetail) -> dict[str, Any]:
         "code": alert.own_code,  # the line of your code; empty: unknown
         "step": alert.step,  # the last known step, or null
         "attempt": alert.attempt,  # the attempt
-        # what is done: `restart`, `stop`, `none`, or how the restarted training began (`resumed`, `started_from_scratch`,
+        # the action: `restart`, `stop`, `none`, or how the restarted training began (`resumed`, `started_from_scratch`,
         # `resume_not_confirmed`)
         "action": alert.action.value,
         "failures": sent.failures,  # of the thread so far
@@ -215,7 +215,7 @@ def _happened(sent: Notification, detail: AlertDetail) -> str:
         if not _is_incident(alert):
             return f"This is over{after}. It was: {_sentence(alert)}"
         if alert.event is AlertEvent.STOPPED:
-            return f"The job was stopped{after} while this was open. Nothing to do: the next start goes on with it."
+            return f"The job was stopped{after} while this was open. Nothing to do: the next start continues with it."
         began = _BEGAN.get(alert.action)
         times = f" It failed {sent.failures} times." if sent.failures > 1 else ""
         return f"The training runs again{after}{f', {began}' if began else ''}.{times} Nothing to do."
@@ -278,7 +278,7 @@ def _to_do(sent: Notification) -> str:
     ):
         advice.append(_remedy(alert))
     if not advice:
-        return "Nothing to do: it goes on by itself." if alert.action is AlertAction.RESTART and _is_incident(alert) else ""
+        return "Nothing to do: it continues by itself." if alert.action is AlertAction.RESTART and _is_incident(alert) else ""
     advised = "; ".join(dict.fromkeys(advice))
     return f"To do: {advised}."
 

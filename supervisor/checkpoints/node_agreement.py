@@ -131,9 +131,9 @@ def agree(  # noqa: PLR0913  the request, and this node's part
 
 
 def _leavers(action: SelectCheckpoint, agreed: Sequence[int], fit: Callable[[Sequence[int]], bool]) -> tuple[int, ...]:
-    """Return the nodes that joined, and do not fit those of the newest agreement: they leave, and these go on. () where these cannot.
+    """Return the nodes that joined, and do not fit those of the newest agreement: they leave, and these continue. () where these cannot.
 
-    agreed: of each node, 0: it joined. fit: whether these nodes can begin together. Fewer than an attempt needs can go on where another
+    agreed: of each node, 0: it joined. fit: whether these nodes can begin together. Fewer than an attempt needs can continue where another
     node may still come: they wait for it.
     """
     newest = max(agreed)

@@ -195,7 +195,7 @@ class PathFaults:
         if not whole and not self._locations.belongs_to_job(pointer.path):
             return None  # no sign that it is one of checkpoints
         fields = ((POINTER, pointer.path), ("path", pointer.target), *(((REMEDY, _remedy(pointer, whole)),) if whole else ()))
-        newest = f"; the newest whole one beside it is {whole.rpartition('/')[2]}" if whole else "; no whole one lies beside it"
+        newest = f"; the newest whole one next to it is {whole.rpartition('/')[2]}" if whole else "; no whole one lies next to it"
         return _Fault("pointer", Cause.CHECKPOINT_POINTER, self._pointer_text(pointer) + newest, fields)
 
     def _broken_link(self, path: str) -> _Pointer | None:

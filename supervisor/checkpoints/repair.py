@@ -288,9 +288,9 @@ class CheckpointRepair:
         if self._whole_patterns({pattern_of(path)}, others):
             return ""
         if is_ended:
-            return "because its save ended, and no whole checkpoint lies beside it"
+            return "because its save ended, and no whole checkpoint lies next to it"
         aside = advised_move(path)
-        return f"because it has no copy, and no whole checkpoint lies beside it; to have the script begin without it: {aside}"
+        return f"because it has no copy, and no whole checkpoint lies next to it; to have the script begin without it: {aside}"
 
     def _is_interrupted(self, checkpoint: Candidate | Verification) -> bool:
         return self._records.provenance.of(checkpoint.path, checkpoint.identity).is_interrupted
@@ -314,7 +314,7 @@ class CheckpointRepair:
             return verify(path, reading=how, own=own)
 
         try:
-            verification = self._records.reads.read(path, read, device=device, n_bytes=n_bytes, why="a torn one lies beside it")
+            verification = self._records.reads.read(path, read, device=device, n_bytes=n_bytes, why="a torn one lies next to it")
         except (DiskSilent, Interrupted):
             return None
         self._records.cache.put(verification)

@@ -98,7 +98,7 @@ class UnusedCopies:
         if copy is not None:
             problem = self._records.copies.hold(copy)
         if copy is None or problem:
-            text = f"{manifest.path} may be overwritten, because the attempt was not seen to load it, and no copy of it is kept: {problem}"
+            text = f"{manifest.path} may be overwritten: the attempt is not known to have loaded it, and no copy of it is kept: {problem}"
             self._report(CheckpointAlert(CheckpointTrouble.NO_COPY, text))
             return
         for other in held:

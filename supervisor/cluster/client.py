@@ -244,7 +244,7 @@ class NodeClient:
             return
         is_elsewhere = address != self._address
         self._connection, self._address = connection, address
-        if is_elsewhere and self._state.memory.attempt is not None:  # else there is nothing to go on from after a restart
+        if is_elsewhere and self._state.memory.attempt is not None:  # else there is nothing to continue from after a restart
             self._keep(self._state.memory, address)
         self._selector.register(sock, selectors.EVENT_READ)
         self._take(protocol.LinkOpened(self._clock()))

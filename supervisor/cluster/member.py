@@ -12,7 +12,7 @@ The rules:
    the node steps aside. Its ranks are stopped, and nothing is counted.
 3. *A meeting that it had given up* when its number came is void.
 4. *No coordinator.* Where none can be reached for `closed_s`, or one that can be reached is silent for `silent_s`, and no own rank ends a
-   step, the others may have gone on. After `wait_s` without a word they may have in any case.
+   step, the others may have continued. After `wait_s` without a word they may have in any case.
 5. *Who was away accuses nobody.* Where the node's own ticks stand still, that time counts for nobody.
 """
 
@@ -283,7 +283,7 @@ def _begun(state: MemberState, attempt: SharedAttempt) -> Step:
 
 
 def _decided(state: MemberState, number: int, decision: ClusterDecision, returning: int) -> Step:
-    """Act on the decision about our attempt. A node that stands aside, or takes no part, only notes that the job is over."""
+    """Act on the decision about our attempt. A node that is left out, or takes no part, only notes that the job is over."""
     attempt, memory = state.memory.attempt, state.memory
     if attempt is not None and number == attempt.number and memory.acted is None and state.open_attempt is not None:
         count = 0 if decision.is_final else returning

@@ -362,7 +362,7 @@ class SendToCoordinator(Struct, frozen=True):
 
 
 class CoordinatorSilent(Struct, frozen=True):
-    """The coordinator cannot be reached, and no own rank ends a step: the others may go on without this node. text: for people."""
+    """The coordinator cannot be reached, and no own rank ends a step: the others may continue without this node. text: for people."""
 
     number: int
     text: str

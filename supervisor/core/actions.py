@@ -79,7 +79,7 @@ class CollectEvidence(AttemptAction, frozen=True):
 class SelectCheckpoint(AttemptAction, frozen=True):
     """Find and verify the newest checkpoint that is not rejected; answered by CheckpointSelected.
 
-    Of several nodes, the one that took part in the newest agreement decides with which overrides all go on, and hands over what failed
+    Of several nodes, the one that took part in the newest agreement decides with which overrides all continue, and hands over what failed
     before.
     """
 

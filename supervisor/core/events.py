@@ -178,7 +178,7 @@ class LeftBehind(AttemptEvent, frozen=True):
 
 
 class CoordinatorFellSilent(AttemptEvent, frozen=True):
-    """The coordinator does not answer, and no rank of this node makes steps: the other nodes may go on without this one."""
+    """The coordinator does not answer, and no rank of this node makes steps: the other nodes may continue without this one."""
 
     text: str = "the coordinator of the nodes does not answer"
 
@@ -379,7 +379,7 @@ class SaveSearched(AttemptEvent, frozen=True):
 
 
 class StacksRequested(JobEvent, frozen=True):
-    """SIGQUIT: dump the stacks of all ranks and go on."""
+    """SIGQUIT: dump the stacks of all ranks and continue."""
 
 
 class TimerFired(JobEvent, frozen=True):

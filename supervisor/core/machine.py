@@ -129,7 +129,7 @@ def _leads(stages: Iterable[Stage], *to: Stage) -> dict[Stage, frozenset[Stage]]
 
 
 def on_journal_degraded(state: JobState, event: JournalDegraded) -> Step:
-    """Go on in memory, and report it."""
+    """Continue in memory, and report it."""
     if state.journal_degraded:
         return state, ()
     return replace(state, journal_degraded=True), (

@@ -44,7 +44,7 @@ class Restart:
 class Gpus:
     """[gpus]: whether a job runs with fewer GPUs."""
 
-    minimum: int = setting(0, "Go on with at least this many GPUs on a node; 0: never with fewer.", flag="--min-gpus", minimum=0)
+    minimum: int = setting(0, "Continue with at least this many GPUs on a node; 0: never with fewer.", flag="--min-gpus", minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class SignalRow(NamedTuple):
 #: By what counts most: whatever came, in whatever order, the first row of which any signal came decides the exit code.
 SIGNALS: dict[Meaning, SignalRow] = {
     Meaning.PERSON: SignalRow((SIGINT,), "a person ends the job, and waits: nothing is saved for it", "130"),
-    Meaning.NOTICE: SignalRow((SIGUSR1, SIGUSR2), "a scheduler's notice: the end is coming, and the job is to go on later", "75"),
+    Meaning.NOTICE: SignalRow((SIGUSR1, SIGUSR2), "a scheduler's notice: the end is coming, and the job is to continue later", "75"),
     Meaning.END: SignalRow((SIGTERM, SIGHUP), "the end, from any sender", "75 where the ranks saved, else 143 (129 for HUP)"),
 }
 _MEANINGS = {signum: meaning for meaning, row in SIGNALS.items() for signum in row.signals}

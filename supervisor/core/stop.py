@@ -337,7 +337,7 @@ def on_unsaved_found(state: JobState, event: UnsavedFound) -> Step:
 
 
 def finish_stopped(state: JobState, outcome: str = "") -> Step:
-    """Leave with 75 where the job is to go on later, else with 128+n: nothing failed, a stop was requested.
+    """Leave with 75 where the job is to continue later, else with 128+n: nothing failed, a stop was requested.
 
     It continues later after a scheduler's notice, and where the ranks saved on request, or ended well by themselves after one; never where
     a person ended it by INT, before or after that. A job that came to its own end before any request is done.
@@ -356,14 +356,14 @@ def finish_stopped(state: JobState, outcome: str = "") -> Step:
     saved = state.attempt.saved or (stop is not None and stop.save_requested and outcome == "succeeded")
     code = programs.REQUEUE if signum != signals.SIGINT and (saved or signals.is_notice(signum)) else 128 + signum
     reason = (
-        "stopped by a signal" + (", to go on later" if code == programs.REQUEUE else "") + ("; the checkpoint is made" if saved else "")
+        "stopped by a signal" + (", to continue later" if code == programs.REQUEUE else "") + ("; the checkpoint is made" if saved else "")
     )
     closing: tuple[Action, ...] = ()
     if stop is not None and stop.rank_failed and state.run.incident is not None:
         verdict = classify(state.attempt.evidence or ())
         failed = f"a rank failed while it was asked to {'save' if stop.save_requested else 'train on'}"
         why = f"{reason}; {failed}" if saved else f"{reason}; {failed}, and nothing newer is saved"
-        plan = Plan(PlanKind.STOP, why, "the next start goes on from the last good checkpoint", "stop", code)
+        plan = Plan(PlanKind.STOP, why, "the next start continues from the last good checkpoint", "stop", code)
         closing = (
             ReportDecision(state.run.incident.number, state.attempt.number, verdict, plan, state.attempt.progress.step),
             CloseIncident(state.run.incident.number, state.attempt.number, "resolved" if saved else "stopped", state.attempt.progress.step),

@@ -25,6 +25,6 @@ def start_critical(run: Callable[[], None]) -> None:
 def _guarded(run: Callable[[], None]) -> None:
     try:
         run()
-    except BaseException:  # noqa: BLE001 - whatever it was, going on without this thread is worse
+    except BaseException:  # noqa: BLE001 - whatever it was, continuing without this thread is worse
         sys.excepthook(*sys.exc_info())
         os._exit(EXIT_BUG)

@@ -282,6 +282,6 @@ def main(argv: list[str]) -> None:
     become_subreaper()
     try:
         GuardianLoop(GuardianOptions(argv)).run()
-    except BaseException:  # noqa: BLE001 - a guardian that cannot go on must be seen to be gone, with no thread holding it
+    except BaseException:  # noqa: BLE001 - a guardian that cannot continue must be seen to be gone, with no thread holding it
         sys.excepthook(*sys.exc_info())
         os._exit(EXIT_BUG)

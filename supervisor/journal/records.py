@@ -71,7 +71,7 @@ class RunBegan(Struct, frozen=True):
     start_ticks: int = 0  # field 22 of /proc/PID/stat; with `pid` and `boot_id` it names the process
     boot_id: str = ""  # of the machine
     scratch: str = ""  # the directory in memory where the heartbeats of its attempts are
-    continues: bool = False  # it goes on with the run
+    continues: bool = False  # it continues with the run
     incidents_before: int | None = None  # where a new run begins: how many incidents the job had before it
     invocation: tuple[str, ...] = ()  # supervise's own command line, secrets as in `command`
     cwd: str = ""  # where it was typed
@@ -146,10 +146,10 @@ class ViewTaken(Struct, frozen=True):
     """The view of the job after the records up to here (supervisor/view/snapshot.py): nothing new, and all that a reader needs of them."""
 
     version: int  # of the view
-    before: int  # the number of the view from which the lists go on; 0: all of them are in this one
+    before: int  # the number of the view from which the lists continue; 0: all of them are in this one
     full: bool  # the state is whole, with the last incident: once a day; else what changed since the view before
-    view: msgspec.Raw  # the job as it stands
-    lists: msgspec.Raw  # what was added since to the lists that grow: incidents, spans of time, samples of the pace, saves, meetings
+    view: msgspec.Raw  # the job as it is
+    lists: msgspec.Raw  # the additions since to the lists that grow: incidents, spans of time, samples of the pace, saves, meetings
 
 
 Body = Header | RunBegan | EventTaken | RunEnded | Note | ViewTaken

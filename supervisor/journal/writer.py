@@ -100,7 +100,7 @@ class ViewKeeper(Protocol):
         ...
 
     def written(self) -> None:
-        """Take that the record was taken, and the next one can go on from it."""
+        """Take that the record was taken, and the next one can continue from it."""
         ...
 
 

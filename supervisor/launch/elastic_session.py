@@ -158,7 +158,7 @@ class ElasticSession:
             self._send(Start(go))
 
     def _open(self, attempt: int, make_go: Callable[[], Go | None]) -> None:
-        """Order a living agent to go on with another attempt; otherwise start one, which gets the order after its hello."""
+        """Order a living agent to continue with another attempt; otherwise start one, which gets the order after its hello."""
         self._ending.start(attempt)
         self._waiting = make_go
         self._nodes_met = False

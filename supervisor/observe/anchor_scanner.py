@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from supervisor.classify.logs.match import PlainScanner
+from supervisor.classify.logs.scanner import PlainScanner
 from supervisor.guardian import ownership
 from supervisor.guardian.libc import return_free_memory
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import hyperscan
 
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
 
 #: The output after which the faster scanner is made: to search so much without it costs a third of what the making does.
 PLAIN_BYTES = 128 * 1024

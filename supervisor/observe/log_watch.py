@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
     from supervisor.observe.loss_watch import LossStream
 
     Signatures = Callable[[], tuple[Catalogue, Scanner]]

@@ -56,7 +56,7 @@ class AlertWatch:
         was_without, self._without_checkpoint = self._without_checkpoint, 0 < limit_s <= without_s
         if self._without_checkpoint and not was_without:
             since = f"for {without_s / _MINUTE:.0f} minutes, since {clock_text(now - without_s)}"
-            text = f"no checkpoint was verified {since}; the training goes on (alerts.no_checkpoint_s)"
+            text = f"no checkpoint was verified {since}; the training continues (alerts.no_checkpoint_s)"
             self._reporter.alerted(Alert("no_checkpoint", state.attempt.number, text))
 
     def _watch_mirror(self, state: JobState, now: float) -> None:

@@ -253,11 +253,11 @@ def do_facts(incident: RecordedIncident, *, is_over: bool, came_again: int = 0) 
     """Return what a person does. is_over: nobody continues with the run. came_again: as in `why_page`."""
     last = incident.failures[-1]
     if incident.outcome == "resolved" and came_again:
-        return [Fact(wording.DO, f"see incident {came_again}: the training went on, and the same failure came again", Tone.WARNING)]
+        return [Fact(wording.DO, f"see incident {came_again}: the training continued, and the same failure came again", Tone.WARNING)]
     if incident.outcome == "resolved":
-        return [Fact(wording.DO, "nothing: the training went on", Tone.GOOD)]
+        return [Fact(wording.DO, "nothing: the training continued", Tone.GOOD)]
     if last.decision is None:
-        return [Fact(wording.DO, "start it again: it goes on with this run" if incident.died_t is not None else "wait for the decision")]
+        return [Fact(wording.DO, "start it again: it continues with this run" if incident.died_t is not None else "wait for the decision")]
     until = clock_text(last.missing_until_t) if last.missing else ""
     nodes = f"{last.missing} more {'node' if last.missing == 1 else 'nodes'}"
     waits = f"supervise waits for {nodes} until {until}, then it stops (exit code 75)" if last.missing else ""

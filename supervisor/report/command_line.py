@@ -50,7 +50,7 @@ def command_line(words: Sequence[str]) -> CommandLine:
 
 
 class NextStart(Struct, frozen=True):
-    """How a run that ended is started again. begins: from which checkpoint it would go on, in words."""
+    """How a run that ended is started again. begins: from which checkpoint it would continue, in words."""
 
     command: CommandLine  # its text is "" where it is not known
     begins: str

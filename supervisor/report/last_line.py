@@ -45,7 +45,7 @@ def last_line(state: JobState, code: int, newest: CheckpointRef | None, *, all_v
 
 
 def begins_text(state: JobState, code: int, newest: CheckpointRef | None) -> str:
-    """Return from what the same command, started again after this exit code, would go on. newest: the newest verified checkpoint."""
+    """Return from what the same command, started again after this exit code, would continue. newest: the newest verified checkpoint."""
     if newest is None:
         declared = state.run.policy.checkpoints_declared
         return "from scratch: no checkpoint is verified" if declared else "what the script loads by itself: no --checkpoints was given"

@@ -34,7 +34,7 @@ class LogEvent(StrEnum):
         return {name: getattr(source, name) for name in self.fields if hasattr(source, name)}
 
     RUN_STARTED = "run.started", "info", "words", "a new run begins; `words`: the number of words of its command"
-    RUN_CONTINUED = "run.continued", "info", "words", "the last run goes on: it was requeued or restarted, or its supervisor died"
+    RUN_CONTINUED = "run.continued", "info", "words", "the last run continues: it was requeued or restarted, or its supervisor died"
     RUN_FINISHED = "run.finished", "info", "exit_code incidents lost_s", "the supervisor ends; what the run's failures cost"
     LOCK_LOST = "lock.lost", "error", "", "another supervisor took the job over; this one stops its ranks"
     LAUNCHER_STARTED = (
@@ -277,7 +277,7 @@ class LogEvent(StrEnum):
         "event.failed",
         "error",
         "error traceback",
-        "an internal error: an event of the reader process was not taken; the job and the process go on",
+        "an internal error: an event of the reader process was not taken; the job and the process continue",
     )
     STOP_REQUESTED = "stop.requested", "info", "signum left_s time_left_follows", "a person, systemd or Slurm asked us to stop"
     SAVE_REQUESTED = (

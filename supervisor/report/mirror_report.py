@@ -56,7 +56,7 @@ class MirrorReport:
             case MirrorAlert() if (event.what, event.mirror) not in self._troubled:
                 self._troubled.add((event.what, event.mirror))
                 hint = f" ({event.hint})" if event.hint else ""
-                self._alert("mirror_failing", f"{event.message}{hint}; the training goes on")
+                self._alert("mirror_failing", f"{event.message}{hint}; the training continues")
             case MirrorRecovered():
                 self._troubled.discard((event.what, event.mirror))
                 whose = f"the mirror {event.mirror} gets" if event.mirror else "the mirrors get"
@@ -65,7 +65,7 @@ class MirrorReport:
             case ReaderDied():
                 self._deaths += 1
                 if self._deaths == 1:
-                    self._alert("mirror_failing", f"{death_text(event)}; the training goes on")
+                    self._alert("mirror_failing", f"{death_text(event)}; the training continues")
             case _:
                 pass
 

@@ -96,7 +96,7 @@ def gpu_tables(gpus: Sequence[ListedGpu]) -> Iterator[Table]:
     yield Table(columns, tuple(rows), title=of_one_model)
     wrong = tuple(row for gpu in gpus for row in _wrong(gpu))
     if wrong:
-        yield Table((_GPU, Column("what"), Column("why")), wrong, title="what is wrong")
+        yield Table((_GPU, Column("what"), Column("why")), wrong, title="faults")
     names = tuple((_gpu_name(gpu), gpu.uuid or "unknown", gpu.pci or "unknown") for gpu in gpus)
     yield Table((_GPU, Column("UUID", copied=True), Column("PCI address", copied=True)), names, title="names")
 

@@ -56,7 +56,7 @@ def opening_lines(
     now = dict(overrides)
     new = [(knob, now[knob.name]) for knob in knob_set.knobs if now.get(knob.name, knob.value) != knob.value]
     changed = ", ".join(f"{knob.how} {value}" for knob, value in new)
-    goes_on = f"goes on with {changed} (you wrote {', '.join(knob.value or 'nothing' for knob, _ in new)})" if new else ""
+    goes_on = f"continues with {changed} (you wrote {', '.join(knob.value or 'nothing' for knob, _ in new)})" if new else ""
     is_known = any(knob.name in BATCH_KNOBS for knob in knob_set.knobs)
     on_oom = f"on CUDA OOM: {oom_text(knob_set, command, environ, overrides=overrides)}" if is_known else ""
     return [line for line in (goes_on, on_oom) if line]
@@ -138,7 +138,7 @@ def network_line(policy: Policy, overrides: tuple[tuple[str, str], ...] = ()) ->
         ", ".join(theirs) and f"{', '.join(theirs)} may not: you set its variable",
     ]
     now = network.in_words(network.still_permitted(overrides, policy))
-    parts.append(now and f"goes on with {now}")
+    parts.append(now and f"continues with {now}")
     return f"network (network.allow): {'; '.join(filter(None, parts))}" if policy.network.allow else ""
 
 

@@ -41,9 +41,9 @@ def pages(data: Mapping[str, Any]) -> list[FactPage | Table]:
     return [
         command,
         _table("what a restart may change", ("knob", "in the command", "counts", "known from"), map(_enabled_row, data["enabled"])),
-        Table(heads, missing, "what it may change if you add an option"),
+        Table(heads, missing, "what it may change once you add an option"),
         _table("settings", ("setting", "value", "from"), settings),
-        *([_table("your own rows and signatures", ("row", "what it does", "from"), own)] if own else []),
+        *([_table("your own rows and signatures", ("row", "meaning", "from"), own)] if own else []),
         FactPage("failures", (Fact("causes", text, Tone.FAINT),)),
     ]
 
@@ -123,5 +123,5 @@ def _one_cause(data: Mapping[str, Any]) -> list[FactPage | Table]:
         facts += [Fact("", note, Tone.FAINT) for note in step["notes"]]
     return [
         FactPage(f"{name}, again and again without progress between (supposed: {data['supposed']})", tuple(facts)),
-        _table(f"the steps that are tried: {data['cause']['meaning']}", ("step", "what it does", "it needs"), ladder),
+        _table(f"the steps that are tried: {data['cause']['meaning']}", ("step", "action", "it needs"), ladder),
     ]

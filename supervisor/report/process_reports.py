@@ -62,7 +62,7 @@ class ProcessReports:
                 self._closed_streams.add(stream)
                 name = {1: "stdout", 2: "stderr"}.get(stream, str(stream))
                 self._terminal.message(
-                    f"{name} was closed by its reader: the job goes on, its output is in {self._job.state / 'attempts'}", "warning"
+                    f"{name} was closed by its reader: the job continues, its output is in {self._job.state / 'attempts'}", "warning"
                 )
             return
         self._log.write(LogEvent.OUTPUT_DROPPED, dropped_bytes=message["dropped_bytes"], error=message["log_errors"])

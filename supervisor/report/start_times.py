@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.job.clock import Clock
 
-#: Each moment and the part that ends with it, in order; what is so then. The ranks' moments are those of observe/ranks/start_files.py.
+#: Each moment and the part that ends with it, in order; the state then. The ranks' moments are those of observe/ranks/start_files.py.
 PARTS: Final = (
     ("taken_over", "supervise"),  # after a launch: it takes its first decision; the lock, the journal and a mirror's restore come before
     ("detected", "detect"),  # supervise knows that a rank died, or that the ranks stand still: since their last progress

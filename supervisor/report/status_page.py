@@ -174,7 +174,7 @@ def _loss(curve: LossCurve, width: int) -> str:
     first, last = curve.values[0], curve.values[-1]
     if curve.first_step is not None and curve.first_step == curve.last_step:
         return f"{last:.4g} at step {curve.last_step}"  # several attempts came to it
-    change = "falls" if last < first else "rises" if last > first else "stands"
+    change = "falls" if last < first else "rises" if last > first else "stays"
     steps = f" in steps {curve.first_step} to {curve.last_step}" if curve.first_step is not None and curve.last_step is not None else ""
     drawn = f"{_sparkline(curve.values, min(60, max(10, width - 60)))} " if width else ""
     return f"{drawn}{change} from {first:.4g} to {last:.4g}{steps}"

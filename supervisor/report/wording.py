@@ -287,11 +287,11 @@ def do_facts(plan: Plan, *, is_over: bool, waits: str = "") -> list[Fact]:
     todo = plan.next_ladder_step if plan.kind is PlanKind.STOP else plan.todo
     if todo:
         first, _, rest = todo.partition("; ")
-        goes_on = () if is_over else (waits,) if waits else ("then the training goes on by itself", plan.next_ladder_step)
+        goes_on = () if is_over else (waits,) if waits else ("then the training continues by itself", plan.next_ladder_step)
         return [Fact(DO, first, Tone.WARNING), *(Fact("", text) for text in (rest, *goes_on) if text)]
     if is_over:
-        return [Fact(DO, "start it again when it should go on")]
-    return [Fact(DO, "nothing: the training goes on", Tone.GOOD), *([Fact("", plan.next_ladder_step)] if plan.next_ladder_step else [])]
+        return [Fact(DO, "start it again when it should continue")]
+    return [Fact(DO, "nothing: the training continues", Tone.GOOD), *([Fact("", plan.next_ladder_step)] if plan.next_ladder_step else [])]
 
 
 def again_facts(start: NextStart) -> list[Fact]:

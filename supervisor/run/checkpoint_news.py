@@ -76,7 +76,7 @@ class CheckpointNews:
             case CheckpointAlert(trouble, text, True):
                 loop.call_soon(lambda: reporter.alert_over(trouble.value, text))
             case CheckpointAlert(trouble, text):
-                goes_on = "; the training goes on" if trouble is CheckpointTrouble.NOT_FINITE else ""
+                goes_on = "; the training continues" if trouble is CheckpointTrouble.NOT_FINITE else ""
                 loop.call_soon(lambda: reporter.alerted(Alert(trouble.value, loop.state.attempt.number, f"{text}{goes_on}")))
             case CheckpointCopied(unused, place):
                 loop.call_soon(lambda: self._copied(unused, place))
@@ -87,7 +87,7 @@ class CheckpointNews:
             case SaveGone() | SavesShared() | SavesMissed() | SavesCounted():
                 self._took_of_saves(report)
             case WatcherFailed(text):
-                message = f"the checkpoint watcher failed and goes on: {text}"
+                message = f"the checkpoint watcher failed and continues: {text}"
                 loop.call_soon(lambda: self._terminal.message(message, "warning"))
             case _:
                 assert_never(report)
@@ -125,7 +125,7 @@ class CheckpointNews:
         self._log.write(LogEvent.CHECKPOINT_COPIED, path=unused.newest, step=unused.step, copy=place)
         position = position_text(unused.step, unused.epoch)
         named = f"{unused.newest} of {position}" if position else unused.newest
-        text = f"the attempt was not seen to load {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
+        text = f"the attempt is not known to have loaded {named}, and may overwrite it: a copy is kept at {place}; {unused.remedy}"
         self._terminal.message(text, "warning")
 
     def _shared(self, path: str, ranks: tuple[int, int]) -> None:
@@ -164,4 +164,4 @@ class ReaderEventFailures:
         if text not in self._texts:
             self._texts.add(text)
             failure = "an event of the process that reads checkpoints was not taken"
-            self._terminal.message(f"internal error (please report): {failure}: {text}; the job goes on", "error")
+            self._terminal.message(f"internal error (please report): {failure}: {text}; the job continues", "error")

@@ -1,7 +1,7 @@
 """Carries out the core's actions, one function for each (core/actions.py). The answers come back as events.
 
-Work that can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that go on
-running, checkpoint_requests.py on what they resume from.
+Work that can wait for a disk runs in a worker thread. node_requests.py acts on the node and its GPUs, rank_requests.py on ranks that run,
+checkpoint_requests.py on what they resume from.
 """
 
 from __future__ import annotations

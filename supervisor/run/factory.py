@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from health.model import Readings
     from supervisor.checkpoints.recording.reports import CheckpointReport
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
     from supervisor.classify.losses.rules import LossRule
     from supervisor.core.actions import Quarantine
     from supervisor.guardian.ownership import LeftProcess

@@ -96,7 +96,7 @@ class JobNodes:
     # the beginning
 
     def take_over(self) -> None:
-        """Go on where the supervisor of this run before this one left the other nodes, if it had met any."""
+        """Continue where the supervisor of this run before this one left the other nodes, if it had met any."""
         content = self._node_file.read(KeptNode) if self._directory.exists() else None
         if content is not None and content.owner != self._owner:
             content = None
@@ -328,7 +328,7 @@ class JobNodes:
         start_soon(self._loop, "leave-nodes", work)
 
     def _linger_s(self) -> float:
-        """Return for how long the coordinator may go on: not until the environment kills this process, for its exit code counts."""
+        """Return for how long the coordinator may continue: not until the environment kills this process, for its exit code counts."""
         stop = self._loop.state.run.stop
         left_s = None if stop is None else stop.left_s
         return LINGER_S if stop is None or left_s is None else max(0.0, min(LINGER_S, stop.left_from_t + left_s - self._now() - OUR_END_S))

@@ -69,7 +69,7 @@ class Loop:
         self._inbox.put(call)
 
     def fail(self, error: BaseException) -> None:
-        """Have `run` raise `error`, from any thread: a part has failed whose answer the run cannot go on without."""
+        """Have `run` raise `error`, from any thread: a part has failed whose answer the run cannot continue without."""
 
         def stop() -> None:
             raise error

@@ -171,7 +171,7 @@ class JobRun:
             try:
                 return self._go()
             except SuperviseError as error:
-                if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start is to go on with what the state holds
+                if not self.continues or error.exit_code == ExitCode.REQUEUE:  # else the next start continues with the state
                     self.journal.append(RunEnded(exit_code=error.exit_code, reason=error.message), t=self.clock.now(), durable=True)
                     self.journal.close(CLOSE_DEADLINE_S)
                 if not any(self.job.scratch.glob("attempt-[0-9]*")):  # else the next start reads how the ranks stood
@@ -247,7 +247,7 @@ class JobRun:
         if name == NODE_THREAD or (name == COORDINATOR_THREAD and self.executor.nodes.coordinator_failed()):
             self.loop.fail(args.exc_value or args.exc_type())
         elif name:
-            text = f"a part of supervise failed ({name}): {args.exc_type.__name__}: {args.exc_value}; the job goes on"
+            text = f"a part of supervise failed ({name}): {args.exc_type.__name__}: {args.exc_value}; the job continues"
             self.loop.call_soon(lambda: self.terminal.message(text, "error"))
 
     def _has_rank_0(self) -> bool | None:
@@ -372,7 +372,7 @@ class JobRun:
         elastic = self.factory.launcher is Launcher.ELASTIC
         how = "supervise decides before each restart (torchrun integration: full)" if elastic else "a plain command, restarted from outside"
         settings = self.job.settings
-        run_ = "goes on with run" if self.continues else "run"
+        run_ = "continues with run" if self.continues else "run"
         changed = self.past.state.run.overrides if self.continues else ()
         of_knobs = opening_lines(self.job.knobs, self.job.command, self.job.environ, changed)
         return [

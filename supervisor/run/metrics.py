@@ -114,7 +114,7 @@ class JobMetrics:
             except (OSError, SuperviseError) as error:
                 if not is_reported:
                     in_use = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-                    again = f"the job goes on without them; tried again each {RETRY_S:g} s" if in_use else "the job goes on without them"
+                    again = f"the job continues without them; again each {RETRY_S:g} s" if in_use else "the job continues without them"
                     cause = "another process listens there" if in_use else str(error)
                     self._message(f"metrics: cannot listen at {address}: {cause}; {again}", "warning")
                 is_reported = True

@@ -169,7 +169,7 @@ class NodeRequests:
         if self.health.has_gpus or not self._job.settings.health.enabled:
             return
         if check_result := self.health.shared_memory():
-            self._warn(f"health: {check_result.reason}; the job goes on ({check_result.command})")
+            self._warn(f"health: {check_result.reason}; the job continues ({check_result.command})")
 
     def _warn(self, text: str) -> None:
         self._reporter.print_message(act.PrintMessage("warning", text))

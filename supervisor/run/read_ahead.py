@@ -58,7 +58,7 @@ class ReadAhead:
         self.decided(expected)
 
     def decided(self, path: str) -> None:
-        """Read this one and no other; go on where it is the one. "" ends the reading."""
+        """Read this one and no other; continue where it is the one. "" ends the reading."""
         if path == self._path:
             return
         self._path, ranks_run, own = path, self._ranks_run, self._own

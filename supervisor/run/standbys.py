@@ -79,7 +79,7 @@ class ImportingRank(Struct, frozen=True):
 
 
 #: The rank is another process than the one that was started, or a wrapper replaced itself: its standby would run the script.
-NO_INTERPRETER: Final = "what is started for each rank is not the Python that runs the script"
+NO_INTERPRETER: Final = "the program of each rank is not the Python that runs the script"
 
 
 class TakenRanks(Struct, frozen=True):

@@ -85,7 +85,7 @@ def run(settings: Settings, command: Sequence[str], terminal: TerminalWriter, *,
         ago = span_text(max(0.0, time.time() - other[1]))
         terminal.message(
             f"{name.name} is a new job: its command is another than that of {other[0]}, which was last seen {ago} ago and keeps its own "
-            f"history. To go on with that, add --job {other[0]}; with --job NAME the arguments may change",
+            f"history. To continue with that, add --job {other[0]}; with --job NAME the arguments may change",
             "warning",
         )
     early = None

@@ -134,5 +134,5 @@ class Threads:
         if awaited:
             self._loop.fail(error)
         else:
-            text = f"a part of supervise failed ({name}): {type(error).__name__}: {error}; the job goes on"
+            text = f"a part of supervise failed ({name}): {type(error).__name__}: {error}; the job continues"
             self._loop.call_soon(lambda: self._warn(text))

@@ -57,7 +57,7 @@ def foreign_checkpoint(situation: Situation) -> Plan | None:
     directory, _, name = path.rpartition("/")
     notes = (
         *((f"the newest of this run: {own}",) if own else ()),
-        f"to go on with this run, move the other one out of that directory: {shlex.join(['mv', path, f'{directory}-other-{name}'])}",
+        f"to continue with this run, move the other one out of that directory: {shlex.join(['mv', path, f'{directory}-other-{name}'])}",
     )
     return plans.stop(
         "foreign_checkpoint",
@@ -107,8 +107,8 @@ def _raced_for_path(situation: Situation) -> Plan | None:
 
 
 @ladder_step(
-    "what blocks a save is set aside, what is missing is moved back; again, or not of this job: stop (65)",
-    tried="a restart with what was in the way set aside",
+    "what blocks a save is set aside, a missing part is moved back; again, or not of this job: stop (65)",
+    tried="a restart with the obstacle set aside",
 )
 def clear_way(situation: Situation) -> Plan | None:
     """Restart without the file in the way of a save, or with a set-aside file that the script needs; stop (65) if that cannot be done.
@@ -146,7 +146,7 @@ def mend_pointer(situation: Situation) -> Plan | None:
     command = situation.fact(POINTER_COMMAND) if missing else situation.fact(REMEDY)
     if missing:
         reason = "the attempt trained from scratch, and was ended before it could save over the checkpoints of this run"
-        note = f"{missing} is missing, though whole checkpoints lie beside it: {command}"
+        note = f"{missing} is missing, though whole checkpoints lie next to it: {command}"
     elif pointer:
         reason = f"{situation.verdict.summary}: another attempt would meet the same error"
         note = f"this lets it lead to the newest whole one: {command}"

@@ -1,6 +1,6 @@
-"""Steps for a GPU that failed by itself: take it out of use; go on with a spare, with fewer if the user allowed that, or not here (69).
+"""Steps for a GPU that failed by itself: take it out of use; continue with a spare, with fewer if the user allowed that, or not here (69).
 
-NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs whole replicas of the model go on
+NVIDIA's catalogue (health/nvidia/xids.py) says after which Xid the same GPU is usable. With fewer GPUs whole replicas of the model continue
 (core/nodes/replicas.py), and the micro-batch and the accumulation are planned anew so that the global batch stays exactly the same. If
 no whole numbers do that, the nearest is taken only with --allow-batch-drift. A command that launches its own ranks chooses their number and
 GPUs itself: it is restarted on the GPUs that are left only if fewer ranks and another global batch are both allowed.
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from supervisor.strategies.situation import Situation
 
 #: The remedy follows this text; a stop shows it in a line of its own, to be copied.
-TO_GO_ON = "; to go on with them, "
+TO_GO_ON = "; to continue with them, "
 #: So many older failures on this GPU, and none elsewhere, blame it although progress was made between them.
 OLDER = 2
 
 
 class FewerRanks(Struct, frozen=True):
-    """How to go on with fewer ranks on this node: how many, the changes of the job, and notes for a person."""
+    """How to continue with fewer ranks on this node: how many, the changes of the job, and notes for a person."""
 
     nproc: int
     changes: tuple[Change, ...]
@@ -179,7 +179,7 @@ def _for_own_launcher(situation: Situation, strategy: str, name: str, exclude: t
 
 
 def fewer_ranks(situation: Situation, left: int) -> FewerRanks | str:
-    """Return how to go on with at most `left` GPUs, or why that may not be."""
+    """Return how to continue with at most `left` GPUs, or why that may not be."""
     policy = situation.policy
     if left < 1 or situation.all_ranks:
         return _needs_all(situation, left) if left > 0 else "no other GPU is left on this node"
@@ -224,7 +224,7 @@ def _needs_all(situation: Situation, left: int) -> str:
 
 
 def _shrunk_batch(situation: Situation, left: int) -> FewerRanks | str:
-    """Return how to go on if no knob is enabled that would keep the global batch."""
+    """Return how to continue if no knob is enabled that would keep the global batch."""
     world = situation.world_size
     if not situation.policy.restart.batch_drift:
         return f"the global batch cannot be kept: {batch_options(situation.policy.likely)} enables that, --allow-batch-drift lets it go"
@@ -281,7 +281,7 @@ def _stop(situation: Situation, strategy: str, name: str, exclude: tuple[str, ..
         strategy,
         69,
         f"{name} failed: {why}",
-        f"use another node{f'; or go on with fewer GPUs: {remedy}' if remedy else ''}",
+        f"use another node{f'; or continue with fewer GPUs: {remedy}' if remedy else ''}",
         exclude=exclude,
         notes=(_return_text(situation),) if exclude else (),
     )

@@ -81,7 +81,7 @@ def recurring(situation: Situation) -> Plan | None:
     policy, verdict = situation.policy, situation.verdict
     if budget.family(verdict.cause) == "infrastructure":
         reason = budget.balance(situation.failures, verdict.cause, situation.t, policy).refusal
-        next_ladder_step, code = f"{remedy(situation.verdict)}; where a scheduler requeues the job, that start goes on with this run", 75
+        next_ladder_step, code = f"{remedy(situation.verdict)}; where a scheduler requeues the job, that start continues with this run", 75
     else:
         count = len(budget.equal(situation.failures, verdict.fingerprint, situation.t)) + 1
         reason = f"failed {count} times in the same way without progress" if count >= policy.recurring_stop else ""
@@ -110,7 +110,7 @@ def interrupted(situation: Situation) -> Plan:
     """Stop with 130: a person ended the job, and nobody starts again what a person ended."""
     if not may_stop(situation.verdict):
         return _restart_after_words("interrupted", situation)
-    return plans.stop("interrupted", 130, f"{situation.verdict.summary}: a person stopped it", "start it again when it should go on")
+    return plans.stop("interrupted", 130, f"{situation.verdict.summary}: a person stopped it", "start it again when it should continue")
 
 
 @ladder_step("start again for 30 minutes if the same program trained before and cannot read something now; then 75", tried="another start")

@@ -39,7 +39,7 @@ SWITCHES = {
     PRECISION: "rounds more coarsely",
 }
 COARSER = (
-    "mixed precision changes the numbers of the training from here on, as the declared knob permits; compare the loss with what it was"
+    "mixed precision changes the numbers of the training from here on, as the declared knob permits; compare the loss with the one before"
 )
 WORKERS = "num_workers"
 #: Phases in which nothing shows whether a step was made, unless it is proven that none was.

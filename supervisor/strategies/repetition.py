@@ -138,7 +138,7 @@ def _may_pass(situation: Situation) -> bool:
 
 
 def _lasts(situation: Situation, twins: Sequence[Failure]) -> bool:
-    """Whether failures at one step, the newest first, go on for longer than an outage, and no attempt between them got past it."""
+    """Whether failures at one step, the newest first, continue for longer than an outage, and no attempt between them got past it."""
     same = [f for f in twins if _steps_further(situation, f) == 0]
     if len(same) + 1 < _SURE_AFTER or situation.t - same[-1].t < _SURE_AFTER_S:
         return False

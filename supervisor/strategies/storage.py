@@ -33,7 +33,7 @@ _LEFTOVERS = "leftovers"
 
 
 @ladder_step(
-    "a file of a cache is damaged: restart once, then stop (65) with what is to be deleted", tried="a restart with the damaged cache"
+    "a file of a cache is damaged: restart once, then stop (65) and name the file to delete", tried="a restart with the damaged cache"
 )
 def damaged_cache(situation: Situation) -> Plan | None:
     """Restart once where a cache's file is damaged or was replaced; stop with 65 where a damaged one is met again without progress.

@@ -56,7 +56,7 @@ class JobViewKeeper:
         return view_taken(view, self._base, full=self._since_full >= FULL_EVERY)
 
     def written(self) -> None:
-        """Take that the record was taken, and the next one can go on from it."""
+        """Take that the record was taken, and the next one can continue from it."""
         if self._next is not None:
             self._since_full = 1 if self._since_full >= FULL_EVERY or self._base is None else self._since_full + 1
             self._base, self._written_t = self._next

@@ -231,7 +231,7 @@ class Status(Struct, frozen=True):
     # which tensors of the newest checkpoint turned to NaN or Inf in this run, and the last finite step; null where none did
     numbers: str | None = None
     left_out: int = 0  # how many batches all ranks of the attempt left out (`worker.agree`)
-    step_shares: StepShares | None = None  # where a step goes on this node in the last minutes
+    step_shares: StepShares | None = None  # where the time of a step is spent on this node in the last minutes
     # what a mirror gave before the first attempt, and which newer copies were passed over, and why; null: none was asked
     restored: str | None = None
     alerts: str | None = None  # in words: per sink refused, waiting and dropped alerts; null where all were delivered

@@ -69,7 +69,7 @@ class MailServer:
             elif word == "QUIT":
                 answer = "500 whatever"  # what comes after the message does not count
             elif word == "DATA" and "DATA" not in self.answers:
-                file.write(b"354 go on\r\n")
+                file.write(b"354 continue\r\n")
                 lines = iter(file.readline, b".\r\n")
                 self.messages.append(email.message_from_bytes(b"".join(lines), policy=email.policy.default))  # type: ignore[arg-type]
             file.write(f"{answer}\r\n".encode())

@@ -177,7 +177,7 @@ if sys.argv[3] == "raise":
     print("full", flush=True)
     signal.pause()
 router.tick(now + 100)
-router.close(now, 20.0)
+router.close(now, 100.0)  # it returns once nothing waits
 """
 
 

@@ -331,7 +331,7 @@ def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(not
     assert text(notification()) == (
         "RESTARTS BY ITSELF: bert on gpu-7: native code accessed invalid memory (train.py:112)\n"
         "3 failures in 90 s, the last: Native code accessed invalid memory (rank 5, train.py:112, step 1200). "
-        "supervise restarts it as attempt 4. Nothing to do: it goes on by itself."
+        "supervise restarts it as attempt 4. Nothing to do: it continues by itself."
     )
     assert text(notification(AlertEvent.RESOLVED, "resolved")) == (
         "OVER: bert on gpu-7: it trains again\nThe training runs again after 90 s, resumed from a checkpoint. "

@@ -61,7 +61,7 @@ def test_a_loop_of_restarts_is_one_alert_that_updates_at_powers_of_two_until_it_
     ]
     assert len({notification.thread for notification in sent}) == 1
     assert [notification.raised for notification in sent] == [False] * 4 + [True]
-    assert state["incident"].fires, "what was given up goes on firing until the job trains again"
+    assert state["incident"].fires, "what was given up continues firing until the job trains again"
 
 
 def test_opened_and_given_up_of_one_instant_are_one_with_what_belongs_to_them() -> None:

@@ -95,7 +95,7 @@ def test_the_deadline_holds_for_the_whole_request(endpoint: Endpoint, status: in
     assert within(1.0, since=started)
     for thread in [thread for thread in threading.enumerate() if thread not in before and thread.name == "alert-request"]:
         thread.join(60)
-        assert not thread.is_alive(), "the request goes on behind our back"
+        assert not thread.is_alive(), "the request continues behind our back"
 
 
 @pytest.mark.bench

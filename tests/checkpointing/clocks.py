@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Clock:
-    """A clock that goes on by one second each time that it is asked."""
+    """A clock that continues by one second each time that it is asked."""
 
     def __init__(self) -> None:
         """Begin at zero."""

@@ -111,7 +111,7 @@ class FreezableFs:
             pytest.skip("needs fsfreeze, and to be allowed to freeze")
 
     def thaw(self) -> None:
-        """Let all writes go on."""
+        """Let all writes continue."""
         _ran("fsfreeze", "-u", self.place)
 
 

@@ -114,7 +114,7 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     rejections = Rejections(CheckpointCatalogue(bench.state, is_writer=True))
     selection = bench.choose(rejections=rejections, suspect=True)
     assert chosen(selection) == ("step_2.pt", "digest")
-    assert "is not what was recorded" in selection.torn[0][1]
+    assert "is not as recorded" in selection.torn[0][1]
     assert everything(bench.directory) == before
     assert chosen(bench.choose(rejections=rejections))[0] == "step_2.pt"
 

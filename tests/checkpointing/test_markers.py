@@ -54,7 +54,7 @@ def test_a_save_with_nemos_marker_beside_it_is_not_whole_until_the_marker_is_gon
     marker.touch()
     found = verify(str(path))
     assert (found.verdict, found.step) == (Verdict.WRITING, 40)
-    assert found.reason == f"{marker.name} is beside it: to nemo the save has not ended until that file is removed"
+    assert found.reason == f"{marker.name} lies next to it: to nemo the save has not ended until that file is removed"
     assert examine.word(found.verdict) == "incomplete"
     selection = newest(find(patterns), SelectionOptions(rejections=rejections))
     assert selection.chosen is not None

@@ -49,7 +49,7 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
         assert (selection.chosen, selection.n_found) == (None, 1), file.path
         judged = check.check(str(path), made)
         record = AsideRecord(CheckpointCatalogue(state, is_writer=True))
-        assert not record.move(judged, 1, {}, ranks_alive=False).to  # this job was not seen to write it
+        assert not record.move(judged, 1, {}, ranks_alive=False).to  # it is not known as this job's
         assert everything(job) == before
         flip_bit(at, bit=1)
     assert check.check(str(path), made).verdict is Verdict.VERIFIED

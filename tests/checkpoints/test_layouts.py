@@ -132,7 +132,7 @@ def test_what_a_script_writes_into_each_set_is_its_own_and_what_a_person_adds_to
 
     assert why_not(sets[0]) == ""
     (sets[0] / "notes.txt").write_text("mine")
-    assert why_not(sets[0]) == f"this job was not seen to write it in this run: {sets[0]}/notes.txt"
+    assert why_not(sets[0]) == f"it is not known as written by this job in this run: {sets[0]}/notes.txt"
 
 
 def test_a_set_whose_save_was_cut_between_two_files_is_moved_out_of_the_way_as_a_whole(disk: JobOnDisk) -> None:

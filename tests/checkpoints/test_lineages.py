@@ -61,7 +61,7 @@ class Node:
         self.number = self.current = 0
 
     def run(self, run_id: str, *, goes_on: bool = False) -> CheckpointSelected:
-        """Begin a run, or go on with one whose supervisor was killed, and select for its first attempt."""
+        """Begin a run, or continue with one whose supervisor was killed, and select for its first attempt."""
         if not goes_on:
             shutil.rmtree(self.scratch)
             self.scratch.mkdir()

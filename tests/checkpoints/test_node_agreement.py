@@ -134,7 +134,7 @@ def test_of_a_shared_directory_all_take_the_newest_and_one_reads_it(tmp_path: Pa
 
 
 class SlowDisk:
-    """The reads of a node's checkpoints go on by one piece each time that it is allowed, or never return."""
+    """The reads of a node's checkpoints continue by one piece each time that it is allowed, or never return."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked, self.goes_on, self.n_asked = threading.Event(), threading.Event(), 0

@@ -100,7 +100,7 @@ class PartNodes(Nodes):
         node_side.restore_saves_with(lambda save, job=node_side.records.job: restore_process.restore(job, lambda _text: None, save))  # type: ignore[misc]
 
     def take_over(self, node: int) -> None:
-        """Have a new supervisor go on with the run of one that was killed."""
+        """Have a new supervisor continue with the run of one that was killed."""
         self.nodes[node] = JobCheckpoints(self.nodes[node].records.job, ignore, several_nodes=True)
         self.nodes[node].node_offer.look_s = 0.0
         self.connect(node)

@@ -251,7 +251,7 @@ def test_another_jobs_save_into_the_same_directory_is_foreign(job: Restarted, tm
     other.save(5000)
     other.checkpoints.records.absorb()
     assert job.loads("ckpt/step_5000.pt") == [("step_5000.pt", FOREIGN, 5000, False)]
-    assert [load.why for load in job.checkpoints.loaded(2)] == ["no rank of this job saved it, and each of their saves beside it was seen"]
+    assert [load.why for load in job.checkpoints.loaded(2)] == ["no rank of this job saved it, and each of their saves next to it is known"]
 
 
 # the selection

@@ -244,7 +244,7 @@ def test_a_broken_link_is_named_with_the_newest_whole_one_and_its_command(
     cause, fields, summary = fault(disk, break_(ckpt))
     assert (cause, fields["pointer"]) == (Cause.CHECKPOINT_POINTER, str(ckpt / link))
     assert why in summary
-    assert "the newest whole one beside it is step-40.pt" in summary
+    assert "the newest whole one next to it is step-40.pt" in summary
     assert fields["remedy"] == f"ln -sfn step-40.pt {ckpt}/{link}"
 
 
@@ -268,7 +268,7 @@ def test_a_link_that_was_moved_before_the_save_was_on_the_disk(disk: JobOnDisk) 
     (directory / "loads-0.jsonl").write_text(text)
     cause, fields, summary = fault(disk, "AssertionError: metadata is None")
     assert (cause, fields["pointer"]) == (Cause.CHECKPOINT_POINTER, str(link))
-    assert f"{link} leads to {torn}, which is not whole; the newest whole one beside it is step-40" in summary
+    assert f"{link} leads to {torn}, which is not whole; the newest whole one next to it is step-40" in summary
     assert fields["remedy"] == f"ln -sfn step-40 {link}"
 
 

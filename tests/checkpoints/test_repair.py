@@ -417,7 +417,7 @@ def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_ra
     disk.rank.saves("ckpt.pt", 20, cut=True)
     before = disk.files()
     repair = disk.repairs()["ckpt.pt"]
-    assert "left where it is, because it has no copy, and no whole checkpoint lies beside it" in repair
+    assert "left where it is, because it has no copy, and no whole checkpoint lies next to it" in repair
     assert disk.files() == before
     aside = disk.here.parent / ".supervise-aside"
     assert repair.endswith(f"to have the script begin without it: mkdir -p {aside} && mv {path} {aside}/torn-a")

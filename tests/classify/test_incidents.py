@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from supervisor.classify.engine import classify
-from supervisor.classify.logs.match import PlainScanner
+from supervisor.classify.logs.scanner import PlainScanner
 from supervisor.cli.classify import incident_logs
 from supervisor.cli.classify.incident_logs import Log, Stream
 from supervisor.config import signatures

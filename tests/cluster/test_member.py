@@ -240,7 +240,7 @@ def test_a_coordinator_that_lets_in_and_says_nothing_is_silent_after_60_s() -> N
         assert not played.passes(6.0)
         played.take(protocol.LinkClosed(played.t))
         played.take(protocol.LinkOpened(played.t))
-    assert not played.passes(120.0, stepped_s=0.1), "every rank takes part in a step, so nobody goes on without this node"
+    assert not played.passes(120.0, stepped_s=0.1), "every rank takes part in a step, so nobody continues without this node"
     (silent,) = played.passes(0.5, stepped_s=10.0)
     text = "the coordinator of the nodes did not answer for 60 s, and no rank of this node ended a step"
     assert silent == protocol.CoordinatorSilent(3, text)

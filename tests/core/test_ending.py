@@ -131,13 +131,15 @@ NO_STEP = {"steps": 0, "phase": "load"}
         pytest.param(
             failed(rank(0, code=1, step=300, total=200), rank(1, step=300, total=200)),
             EndKind.FAILED,
-            id="a second training goes on beyond the last step of the first",
+            id="a second training continues beyond the last step of the first",
         ),
         pytest.param(failed(rank(0, code=0, step=30, total=200), WAITS), EndKind.EARLY, id="the known last step is not made"),
         pytest.param(
             failed(rank(0, code=0, steps=30), rank(1, code=1, steps=30, trace=IN_STEP)), EndKind.EARLY, id="the other is in a step"
         ),
-        pytest.param(failed(rank(0, code=0, steps=30), rank(1, code=1, steps=31, trace=IN_BARRIER)), EndKind.EARLY, id="the other went on"),
+        pytest.param(
+            failed(rank(0, code=0, steps=30), rank(1, code=1, steps=31, trace=IN_BARRIER)), EndKind.EARLY, id="the other continued"
+        ),
         pytest.param(failed(rank(0, code=0, steps=None), rank(1, code=1, steps=None)), EndKind.EARLY, id="without a heartbeat"),
         pytest.param(failed(rank(0, code=1, steps=30, trace=IN_STEP), rank(1, steps=30)), EndKind.FAILED, id="nobody left"),
         pytest.param(failed(rank(0, code=3, over=True), rank(1)), EndKind.FAILED, id="sys.exit(3) is an answer"),
@@ -182,7 +184,7 @@ def test_a_rank_that_left_with_0_is_at_fault_and_not_the_ranks_that_lost_it(firs
     left, lost = rank(first, code=0, steps=30, step=30), rank(1 - first, code=1, steps=30, step=30, trace=IN_STEP, claim=PEER)
     answer = decision(failed(left, lost))
     assert (answer.verdict.rank, answer.verdict.cause, answer.plan.kind) == (first, Cause.USER_CODE, PlanKind.RESTART)
-    assert answer.verdict.summary == f"rank {first} left with 0 at step 30, the others went on"
+    assert answer.verdict.summary == f"rank {first} left with 0 at step 30, the others continued"
     assert answer.failure is not None
 
 
@@ -459,7 +461,7 @@ def on_two_nodes(*ranks: tuple[Evidence, ...]) -> JobDecision:
 
 def test_a_rank_that_left_with_0_on_another_node_is_at_fault() -> None:
     answer = on_two_nodes(rank(0, code=1, steps=30, step=30, trace=IN_STEP, claim=PEER), rank(1, code=0, steps=30, step=30))
-    assert (answer.verdict.rank, answer.verdict.summary) == (1, "rank 1 left with 0 at step 30, the others went on")
+    assert (answer.verdict.rank, answer.verdict.summary) == (1, "rank 1 left with 0 at step 30, the others continued")
     assert answer.verdict.node == "b:1"
 
 
@@ -488,7 +490,7 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_how_to_go_on_un
     alerts = [row.text for row in actions if isinstance(row, Alert)]
     assert len(alerts) == (not ends)
     for text in alerts:
-        assert "the job goes on: a restart would wait for the same file; --on-hang restart stops the run with 124" in text
+        assert "the job continues: a restart would wait for the same file; --on-hang restart stops the run with 124" in text
         assert "the wait ends once the file is gone: rm '/c/a lock'" in text
 
 

@@ -285,7 +285,7 @@ def test_whatever_happens(
             if isinstance(action, act.StopRanks) and isinstance(event, core_events.HangConfirmed):
                 assert before.run.policy.on_hang != "warn", "warn ends nothing"
                 surely = event.hang.kind in {HangKind.GONE, HangKind.MISMATCH} or event.hang.still_s > (event.hang.group_timeout_s or 1e9)
-                assert surely or before.run.policy.on_hang == "restart", "auto ends only what cannot go on"
+                assert surely or before.run.policy.on_hang == "restart", "auto ends only what cannot continue"
         fenced(before, event, (state, actions))
         holds(state, actions)
         waited(before, state, actions)

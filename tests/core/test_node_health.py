@@ -34,7 +34,9 @@ def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
     state = JobState(gpus=THREE, run=Run(policy=Policy(launcher=Launcher.ELASTIC, health=True), findings=(LOST,), command_nproc=3))
     judged = findings.judged(state, 0.0)
     assert judged.stop is None
-    assert [action.text for action in judged.actions if isinstance(action, PrintMessage)] == ["health: GPU 3: it is lost; the job goes on"]
+    assert [action.text for action in judged.actions if isinstance(action, PrintMessage)] == [
+        "health: GPU 3: it is lost; the job continues"
+    ]
     assert not any(isinstance(action, Quarantine) for action in judged.actions)
     assert findings.judged(judged.state, 1.0).actions == ()
 

@@ -128,7 +128,7 @@ def test_after_any_losses_of_gpus_the_ranks_are_whole_replicas_and_the_batch_is_
             shown = planning.usable(state)
             assert shown and len(shown) % size == 0 and minimum <= len(shown) <= left  # noqa: PT018  one rank for each
     else:
-        pytest.fail("it goes on without a GPU")
+        pytest.fail("it continues without a GPU")
 
 
 @settings(max_examples=200, deadline=None)
@@ -315,4 +315,4 @@ def test_a_node_that_makes_up_no_whole_replica_waits_as_a_spare_and_people_are_t
         "1 node(s) ask to join, and wait as spares: a replica, one copy of the model, has 8 ranks, so that nodes are taken in by 2"
     ]
     texts = [action.text for action in job.tell(events.NodesWaiting(3.6, 1, 2)) if isinstance(action, act.PrintMessage)]
-    assert texts[0].startswith("2 node(s) ask to join: attempt 1 goes on, and they are taken in")
+    assert texts[0].startswith("2 node(s) ask to join: attempt 1 continues, and they are taken in")

@@ -22,7 +22,7 @@ SAVED = CheckpointRef("step-80.pt", 80, "digest")
 
 
 class _Story:
-    """One job under supervisors of which each goes on where the last one was killed."""
+    """One job under supervisors of which each continues where the last one was killed."""
 
     def __init__(self) -> None:
         self.state, self.t = initial(), 0.0
@@ -98,7 +98,7 @@ KILLED: dict[Stage, tuple[Callable[[_Story], None], ...]] = {
     Stage.STOPPING: (*TRAINS, _Story.asked_to_stop),
 }
 BEGINS = (_Story.selected, _Story.checked, _Story.began)
-#: How the job goes on under the successor, and the exit code at its end.
+#: How the job continues under the successor, and the exit code at its end.
 GOES_ON: dict[str, tuple[tuple[Callable[[_Story], None], ...], int]] = {
     "done": ((*BEGINS, _Story.trained, lambda story: story.ended("succeeded")), 0),
     "done without a step that was seen": ((*BEGINS, lambda story: story.ended("succeeded")), 0),

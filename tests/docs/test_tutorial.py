@@ -1,7 +1,7 @@
-"""The tutorial, typed: a job that dies, that is rehearsed, and whose disk is gone goes on to the same model, as the pages show.
+"""The tutorial, typed: a job that dies, that is rehearsed, and whose disk is gone continues to the same model, as the pages show.
 
 The last chapter is also the proof of the whole way through a mirror: `supervise` sends to a real S3 server, the disk is wiped, and the
-next start restores and goes on. Only what a person sees is changed in the commands: the pauses are shorter, the port is a free one, and
+next start restores and continues. Only what a person sees is changed in the commands: the pauses are shorter, the port is a free one, and
 the number of a process is in its place.
 """
 
@@ -82,7 +82,7 @@ class Reader:
         return printed
 
     def start(self, begins: str, step_ms: int) -> tuple[Started, Typed]:
-        """Type the next command, which begins so and trains, at this pace, and go on while it runs."""
+        """Type the next command, which begins so and trains, at this pace, and continue while it runs."""
         one = self.next(begins, **{"--step-ms=500": f"--step-ms={step_ms}"})
         return self.first.start(one.command), one
 

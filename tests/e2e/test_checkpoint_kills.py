@@ -171,7 +171,7 @@ class Season:
     # --- the kills
 
     def kill(self, kind: str) -> None:
-        """Kill at a moment that is drawn, look at what is left, and see that the job goes on."""
+        """Kill at a moment that is drawn, look at what is left, and see that the job continues."""
         self._await_moment()
         self.n_kills += 1
         if kind == "reader":

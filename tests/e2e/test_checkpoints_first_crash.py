@@ -1,6 +1,6 @@
 """The first crash of a script that resumes by itself: nobody was seen to load from its one file yet, and its second save is cut off.
 
-A real gloo training under torchrun saves in place and is killed in its second save, nothing declared. The next attempt goes on from the
+A real gloo training under torchrun saves in place and is killed in its second save, nothing declared. The next attempt continues from the
 last good save, also where the script would have swallowed the error.
 """
 

@@ -306,7 +306,7 @@ def test_a_torn_newest_checkpoint_is_rejected_and_the_one_before_is_used(supervi
     os.truncate(newest, newest.stat().st_size - 7)
     torn = newest.read_bytes()
     kept = listing(run.place / "ckpt", without=[newest])  # which the second attempt writes anew
-    os.kill(pid, signal.SIGKILL)  # before the second attempt is let go on: the first would save once more
+    os.kill(pid, signal.SIGKILL)  # before the second attempt may continue: the first would save once more
     (run.place / "go-on").touch()
     fenced = run.wait_for_line(r"checkpoint left where it is and not used: (\S+?):")
     assert Path(fenced[1]).name == newest.name

@@ -25,7 +25,7 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  # the program under test
         ["supervise", "drill", *words],  # noqa: S607  # by PATH, as a user starts it
         cwd=place,
-        env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
+        env=clean_environment(COLUMNS="200"),  # no row of a report continues in the next line
         capture_output=True,
         text=True,
         check=False,
@@ -63,7 +63,7 @@ def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> Non
     said(done, r"changed    --batch-size 4→2")
     said(done, r"changed    --grad-accum 1→2")
     said(done, r"recovered  at step 5 from ckpt/step-00000005\.pt; 2 steps made again")
-    said(done, r"not shown  whether the losses go on as before: `supervise drill resume` compares them")
+    said(done, r"not shown  whether the losses continue as before: `supervise drill resume` compares them")
     assert [path.name for path in tmp_path.iterdir()] == [".supervise"], "the job's own directory is as it was: no checkpoint is there"
 
 
@@ -122,7 +122,7 @@ def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
     assert done.returncode == 1
     said(done, r"^drill hang: rank 1 was stopped at step \d+ -+$")
     said(done, r"noticed    not within 2\.0 s")
-    said(done, r"undone     the rank was let go on by the drill")
+    said(done, r"undone     the drill let the rank continue")
     said(done, r"exit code  143, as the drill ended the job")  # within its stop deadline: a stopped rank would have had to be killed
 
 
@@ -144,8 +144,8 @@ def test_a_hang_that_the_user_only_wants_to_hear_of_is_let_go_on(tmp_path: Path)
     limits = ["--set", "hang.action=warn", "--patience-s", "30"]
     done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", *limits, *RESUMED, "--", *JOB)
     assert done.returncode == 1
-    said(done, r"noticed    after [\d.]+ s: no progress for \d+ s: .*rank 1 .*stopped.*the job goes on: --on-hang warn")
-    said(done, r"undone     the rank was let go on by the drill")
+    said(done, r"noticed    after [\d.]+ s: no progress for \d+ s: .*rank 1 .*stopped.*the job continues: --on-hang warn")
+    said(done, r"undone     the drill let the rank continue")
     said(done, r"recovered  no")
 
 

@@ -23,7 +23,7 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(  # noqa: S603  # the program under test
         ["supervise", "drill", "resume", *words],  # noqa: S607  # by PATH, as a user starts it
         cwd=place,
-        env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
+        env=clean_environment(COLUMNS="200"),  # no row of a report continues in the next line
         capture_output=True,
         text=True,
         check=False,

@@ -33,7 +33,7 @@ def start(place: Path, *words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(  # noqa: S603  the program under test
             [*alone(), "supervise", *RESUMED, "--set", "hang.train_s=8", "drill", "soak", *words],
             cwd=place,
-            env=clean_environment(COLUMNS="200"),  # no row of a report goes on in the next line
+            env=clean_environment(COLUMNS="200"),  # no row of a report continues in the next line
             stdout=out,
             stderr=err,
             text=True,

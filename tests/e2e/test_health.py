@@ -224,7 +224,7 @@ def test_health_alone_ends_no_healthy_job_and_warns_once(supervise: Callable[...
     run = supervise(*torchrun(2), JOB, "--immune", "--steps=80", **around(four_gpus))
     wait_for_training(run)
     four_gpus.set({"1.ecc_unc_vol": 1})
-    run.wait_for_line("health: GPU 1 .* uncorrectable memory error since the job's start; the job goes on")
+    run.wait_for_line("health: GPU 1 .* uncorrectable memory error since the job's start; the job continues")
     assert run.exit_code() == 0
     assert run.attempts() == 1
     assert [line["kind"] for line in logged(run, "alert.raised")] == ["node_health"]

@@ -86,7 +86,7 @@ def test_a_port_in_use_is_a_warning_and_the_job_is_done(supervise: Callable[...,
             "import time; time.sleep(3)",
             options=["--set", f"metrics.listen={port}", "--set", "instrument.enabled=false"],
         )
-        run.wait_for_line(rf"metrics: cannot listen at {port}: another process listens there; the job goes on")
+        run.wait_for_line(rf"metrics: cannot listen at {port}: another process listens there; the job continues")
         assert run.exit_code() == 0
 
 

@@ -73,7 +73,7 @@ def test_a_start_that_failed_early_is_not_what_the_next_one_goes_on_with(supervi
     assert supervise(*job, SUPERVISE_ALERTS_HEARTBEAT_URL="gopher://nowhere").exit_code() == 78
     fresh = supervise(*job, _SUPERVISE_TEST_INTERVALS="0.04")
     assert fresh.exit_code() == 42
-    assert "goes on with" not in fresh.stderr
+    assert "continues with" not in fresh.stderr
     assert "Restarting as attempt 2" in fresh.stderr
 
 

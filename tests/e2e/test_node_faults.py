@@ -198,7 +198,7 @@ def test_a_node_that_returns_after_what_it_has_was_pruned_leaves_where_nodes_hav
 ) -> None:
     own = "{place}/node-{node}/ckpt"
     job = ("--step-ms=20", "--steps=3000", "--all-save")
-    # of the two that have it none is left out: one of them alone could not go on
+    # of the two that have it none is left out: one of them alone could not continue
     nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=ALONE, checkpoints=own, last_call_s=30)
     for rank in range(NODES):
         nodes.reached(rank, EVERY + 5)

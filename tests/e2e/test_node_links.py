@@ -117,7 +117,7 @@ def test_the_others_of_an_elastic_job_train_on_without_a_lost_machine_which_is_t
     nodes.lose(2)
     others = nodes.runs[:2]
     for run in others:
-        wait_for(lambda run=run: run.attempts() >= 2, "the others to go on", 60, alive=run.alive)
+        wait_for(lambda run=run: run.attempts() >= 2, "the others to continue", 60, alive=run.alive)
     print(f"ranks started again {time.time() - lost_t:.1f} s after the loss")  # noqa: T201  beside the times in the journal
     nodes.runs[2] = nodes.start(2)
     nodes.end_well(same_world=False)

@@ -69,7 +69,7 @@ def test_a_host_that_is_stopped_is_lost_after_a_minute_though_it_is_reachable_an
     halted, stopped_t = list(processes_with(stopped.mark)), time.monotonic()
     _signal(halted, signal.SIGSTOP)
     for run in others:
-        wait_for(lambda run=run: run.attempts() >= 2, "the others to go on", 150, alive=run.alive)
+        wait_for(lambda run=run: run.attempts() >= 2, "the others to continue", 150, alive=run.alive)
     lost_s = time.monotonic() - stopped_t
     print(f"the others trained on {lost_s:.1f} s after the host was stopped")  # noqa: T201  the figure is for people
     assert lost_s > 60.0, "it is reachable, and may be slow"

@@ -60,7 +60,7 @@ def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_coord
     nodes.reached(2 * EVERY + 5)
     network.split([2, 3])
     for run in nodes.runs[:2]:
-        wait_for(lambda run=run: trains_again(run), "the side with the coordinator to go on", 120, alive=run.alive)
+        wait_for(lambda run=run: trains_again(run), "the side with the coordinator to continue", 120, alive=run.alive)
     for run in nodes.runs[2:]:
         wait_for(lambda run=run: saw(run, "CoordinatorFellSilent"), "the other side to miss the coordinator", 90, alive=run.alive)
     assert [decisions_of(run) for run in nodes.runs[2:]] == [{}, {}], "nothing is decided without the coordinator"

@@ -275,7 +275,7 @@ def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_thoug
     nodes.reached(0, EVERY + 5)
     *others, lost = nodes.runs
     lost.process.kill()
-    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to go on, long before they would wait no more", 60)
+    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to continue, long before they would wait no more", 60)
     known = nodes.steps()
     reached = known[-1] + 2 * EVERY + 5
     nodes.reached(0, reached, of=others)
@@ -300,7 +300,7 @@ def test_a_node_that_returns_is_admitted_at_a_save_that_the_ranks_are_asked_for_
     nodes.reached(0, EVERY)
     *others, lost = nodes.runs
     lost.process.kill()
-    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to go on", 60)
+    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to continue", 60)
     assert nodes.steps() == []
     again = nodes.start(2)
     runs = (*others, again)

@@ -31,7 +31,7 @@ RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 FAILS = ["--fail-rank=0", "--fail-at-step=12", "--fail-how=kill", "--fail-once-file=failed"]
 HEALTHY = [RANK, "--steps=20", "--step-ms=20", "--save-every=5", "--progress=progress"]
 JOB = [*HEALTHY, *FAILS]
-SMALL = "health: shared memory (/dev/shm) has only 64 MiB: NCCL and data loaders may need more; the job goes on (mount -o remount"
+SMALL = "health: shared memory (/dev/shm) has only 64 MiB: NCCL and data loaders may need more; the job continues (mount -o remount"
 UNREAD = "kernel log: none to read, so the kernel's kills are unknown"  # the rest is cut short
 DEGRADED = "journal.jsonl: no answer for 5 s; decisions are kept in memory until it answers"
 LOST = "the journal's last records did not reach the disk"

@@ -1,4 +1,4 @@
-"""What is done with the time that a scheduler leaves: a script that asks saves and goes on later, another is stopped in good time."""
+"""What is done with the time that a scheduler leaves: a script that asks saves and continues later, another is stopped in good time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = ["--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume
 pytestmark = pytest.mark.process
 
 
-#: No torch, no ranks: a script that saves by means of its own, says so, and ends well by itself, or goes on.
+#: No torch, no ranks: a script that saves by means of its own, says so, and ends well by itself, or continues.
 PLAIN = """
 import pathlib, sys, time
 from supervisor import worker
@@ -80,7 +80,7 @@ def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_go
     wait_for(lambda: len(words_of(tmp_path / "started")) == 4, "the second start", 60, alive=again.alive)
     assert {int(at) for _, at in words_of(tmp_path / "started")[2:]} == {step}
     assert again.journal().count('"kind":"run"') == 2
-    assert "goes on with run" in again.stderr
+    assert "continues with run" in again.stderr
     wait_for(lambda: again.journal().count('"event":"SaveOnRequestSeen"') == 2, "the second attempt asks", 60, alive=again.alive)
     stopped = again.ask("stop")  # the same contract by another word
     assert (stopped.returncode, again.exit_code(deadline_s=15)) == (0, 75)
@@ -116,7 +116,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["ends", pytest.param("goes on", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("then", ["ends", pytest.param("continues", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
     supervise: Callable[..., Supervised], tmp_path: Path, then: str, signum: int

@@ -1,4 +1,4 @@
-"""`supervise profile` and `supervise --trace` at a real job of two ranks: it is profiled while it trains, and goes on."""
+"""`supervise profile` and `supervise --trace` at a real job of two ranks: it is profiled while it trains, and continues."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
     second = supervise(*command, options=options, **FAST)
     went_on = until(second, 4)
     assert (went_on.micro, went_on.accum) == (8, 4)
-    assert "goes on with --batch-size 8, --accum 4 (you wrote 32, 1)" in second.stderr
+    assert "continues with --batch-size 8, --accum 4 (you wrote 32, 1)" in second.stderr
     assert "on CUDA OOM: --batch-size 8→4, --accum 4→8" in second.stderr
     second.signal(signal.SIGUSR1)
     assert second.exit_code() == 75

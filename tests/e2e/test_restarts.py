@@ -173,7 +173,7 @@ def test_a_second_node_that_joins_is_let_in_through_a_new_attempt(supervise: Cal
     assert "1 node(s) ask to join" in first.stderr
     assert "incident 1" not in first.stderr
     steps_of_rank_0 = [line.split()[1] for line in (tmp_path / "progress").read_text().splitlines() if line.startswith("0 ")]
-    assert steps_of_rank_0.count("1") == 1  # the second attempt went on
+    assert steps_of_rank_0.count("1") == 1  # the second attempt continued
     assert (tmp_path / "digest").exists()
     first.wait_for_nothing_left()
     second.wait_for_nothing_left()

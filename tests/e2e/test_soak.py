@@ -214,7 +214,7 @@ class Soak:
         assert {step: there.get(step) for step in wanted} == wanted
 
     def check_mirror(self, last: int) -> None:
-        """Fail unless a node with an empty disk gets the last state from the mirror, and goes on from it."""
+        """Fail unless a node with an empty disk gets the last state from the mirror, and continues from it."""
         shutil.rmtree(self.place / "ckpt")
         shutil.rmtree(self.run.state)
         (self.place / "digest").unlink()

@@ -1,4 +1,4 @@
-"""`supervise status --stacks` at a job that runs: from another process, again and again, and the job goes on."""
+"""`supervise status --stacks` at a job that runs: from another process, again and again, and the job continues."""
 
 from __future__ import annotations
 

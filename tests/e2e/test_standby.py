@@ -70,7 +70,7 @@ def test_the_ranks_of_the_next_attempt_are_the_standbys(supervise: Callable[...,
     trains(run)
     steps = [step for rank, step in run.progress() if rank == 0]
     resumed = [step for before, step in itertools.pairwise(steps) if step != before + 1]  # none: killed right after a save
-    assert all(step % 20 == 1 for step in resumed), "it goes on from the newest checkpoint"
+    assert all(step % 20 == 1 for step in resumed), "it continues from the newest checkpoint"
     assert not set(ready(run, 2)) & set(waiting), "the next ones are made beside the new attempt"
     run.signal(signal.SIGTERM)
     assert run.exit_code() == 143

@@ -1,4 +1,4 @@
-"""A program that trained before and cannot read its data at a restart: it is started again, and goes on once the data are back."""
+"""A program that trained before and cannot read its data at a restart: it is started again, and continues once the data are back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Kill -9 of each of our own processes, of a loader and of a rank that saves; an agent that is deaf; a disk that does not answer.
 
-Two promises: nothing that is proven ours is left after 5 s, and where a supervisor lives, or a new one is started, the job goes on.
+Two promises: nothing that is proven ours is left after 5 s, and where a supervisor lives, or a new one is started, the job continues.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def test_what_supervisor_and_guardian_left_when_killed_in_one_instant_is_ended_a
         first.exit_code(5)
         assert is_running(daemon)  # nobody was left to end it: else this proves nothing
         second = supervise(*job, options=RESUMING)
-        second.wait_for_line("goes on with run")
+        second.wait_for_line("continues with run")
         wait_for(lambda: begun_from(second)[1:], "the second attempt is begun", 20, alive=second.alive)
         assert not is_running(daemon)
         assert second.exit_code() == 0

@@ -1,4 +1,4 @@
-"""Trainings of real libraries that are killed in the middle of a save: they go on, never from a torn one, and come to the same end.
+"""Trainings of real libraries that are killed in the middle of a save: they continue, never from a torn one, and come to the same end.
 
 transformers' Trainer, Lightning and torch.distributed.checkpoint resume by themselves under `supervise -- torchrun`, with nothing
 declared and with --checkpoints. A rank, or all, are killed with -9 at 50 random moments of a save. What each kill left is printed.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 pytestmark = pytest.mark.process
 
-#: Goes on where it was killed, and ends once a file tells it to.
+#: Continues where it was killed, and ends once a file tells it to.
 TRAINS = """
 import pathlib, time
 from supervisor import worker

@@ -1,4 +1,4 @@
-"""A process of the job that KILL does not end: it is named, nothing is started beside it, and the job goes on once it is gone."""
+"""A process of the job that KILL does not end: it is named, nothing is started beside it, and the job continues once it is gone."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ A, B, C = "0000:10:00.0", "0000:11:00.0", "0000:12:00.0"
     ("there", "known", "text", "files", "result", "words"),
     [
         ((A, B), (A, B), "", None, Result.OK, "2 GPUs"),
-        ((A, B), (A,), "", None, Result.FAILED, f"not seen by the driver: {B}"),
+        ((A, B), (A,), "", None, Result.FAILED, f"unknown to the driver: {B}"),
         ((A, B), (A,), "", 1, Result.OK, "1 GPUs"),  # a container that is given one
         ((A, B), (A,), B, None, Result.FAILED, f"does not answer: {B}"),
         ((), (), "", None, Result.SKIPPED, "0 GPUs"),

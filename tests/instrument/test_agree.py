@@ -65,12 +65,12 @@ def test_a_rank_that_never_agrees_is_named_with_its_line(timeouts: str, tmp_path
     monkeypatch.setenv("GROUP_TIMEOUT_S", timeouts)
     *waiting, _ = ranks("absent", 3, tmp_path)
     for seen in waiting:
-        assert "RuntimeError: worker.agree: not every rank made call 2: rank 2 did not: it stands at agreeing.py:" in seen["error"]
+        assert "RuntimeError: worker.agree: not every rank made call 2: rank 2 did not: it is at agreeing.py:" in seen["error"]
 
 
 def test_a_barrier_names_who_is_missing_and_where_it_stands(tmp_path: Path) -> None:
     *waiting, _ = ranks("barriers", 3, tmp_path)
-    text = "TimeoutError: worker.barrier('evaluation'): only 2 of 3 ranks came within 0 s; rank 2 did not: it stands at agreeing.py:"
+    text = "TimeoutError: worker.barrier('evaluation'): only 2 of 3 ranks came within 0 s; rank 2 did not: it is at agreeing.py:"
     for seen in waiting:
         assert text in seen["error"]
         assert "in _waits_for_the_end" in seen["error"]

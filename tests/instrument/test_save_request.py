@@ -51,7 +51,7 @@ for call in range(1, 4000):
         break
 dist.destroy_process_group()
 """
-#: One process that saves as it is told, goes on or not, and says so by its flags.
+#: One process that saves as it is told, continues or not, and says so by its flags.
 SAVER = f"""
 {light.IMPORT}
 import os, sys, torch
@@ -243,7 +243,7 @@ def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(
     two.flag.touch()
     two.together(lambda: two.call(0), lambda: two.call(1))
     assert not any(two.call(0, 12))
-    assert not any(two.call(1)), "and when it comes, it finds that the others have gone on"
+    assert not any(two.call(1)), "and when it comes, it finds that the others have continued"
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])

@@ -61,7 +61,7 @@ def compute() -> None:
 
 
 def evaluate() -> None:
-    """Begin a second phase: heartbeats go on."""
+    """Begin a second phase: heartbeats continue."""
     for step in range(LAST, LAST + 1000):
         worker.heartbeat(step)
         time.sleep(0.3)

@@ -37,9 +37,9 @@ def counts() -> dict[str, int]:
     return {name.partition(".")[0]: int(value) for name, value in rows if name.endswith(".ecc_unc_vol")}
 
 
-def errors_of(uuid: str) -> int:
+def errors_of(uuid: str, errors: dict[str, int]) -> int:
     """Return how many errors the GPU has counted."""
-    return counts().get(str(int(uuid.rpartition("-")[2])), 0)
+    return errors.get(str(int(uuid.rpartition("-")[2])), 0)
 
 
 class Alone:
@@ -124,13 +124,14 @@ def main() -> None:
     args = parser.parse_args()
     peers = Replicas(args.model_parallel) if args.model_parallel else Together() if args.gloo else Alone()
     uuid, attempt = uuid_of(int(os.environ["LOCAL_RANK"])), os.environ.get("SUPERVISE_JOB_ATTEMPT", "0")
-    before = errors_of(uuid)
+    before = errors_of(uuid, counts())
     for step in itertools.count(1):
-        if step > args.steps and (any(counts().values()) or "UNTIL_ERROR" not in os.environ):
+        errors = counts()  # once: a rank whose GPU has just counted one must not leave with those that have seen it
+        if errors_of(uuid, errors) > before and not args.immune:
+            os.abort()
+        if step > args.steps and (any(errors.values()) or "UNTIL_ERROR" not in os.environ):
             break
         time.sleep(args.step_ms / 1e3)
-        if errors_of(uuid) > before and not args.immune:
-            os.abort()
         batch = peers.summed(args.batch_size * args.accum)
         assert batch == peers.replicas * args.batch_size * args.accum
         worker.heartbeat(step)

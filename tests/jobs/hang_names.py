@@ -16,7 +16,7 @@ HANGS = (
     "fuse",
     "frozen",
 )
-#: Go on by themselves.
+#: Continue by themselves.
 HEALTHY = (
     "none",
     "evaluation",

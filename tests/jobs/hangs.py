@@ -1,7 +1,7 @@
 # ruff: noqa: ANN401 -- torch is imported late, so its things have no types here
 """A gloo training that stands still, or looks as if it did, from one step on, in its first attempt only (`--pathology NAME --at N`).
 
-HANGS stand still for ever, and a restart cures them. HEALTHY ones are slow in one place and go on by themselves. --long-s is how long they
+HANGS stand still for ever, and a restart cures them. HEALTHY ones are slow in one place and continue by themselves. --long-s: how long they
 take there, or, of a step, how long each takes. Gradients are exchanged by hand (light.py): the subject is where a rank stands. The loop is
 made of epochs of --epoch-steps steps; a barrier ends each. The weights after N steps depend on N alone, so `--digest` of a recovered run is
 that of an uninterrupted one.
@@ -213,7 +213,7 @@ class Training:
                 self.metrics()["no such key"]
             self.dist.broadcast(self.torch.zeros(1), 0)
         except KeyError:
-            pass  # the user's own mistake: this rank goes on to the next step's all_reduce, one collective behind its peers
+            pass  # the user's own mistake: this rank continues to the next step's all_reduce, one collective behind its peers
 
     def metrics(self) -> dict[str, int]:
         """Return what this script counts."""

@@ -36,7 +36,7 @@ class Held(io.FileIO):
 
 
 def tell(fifo: str) -> None:
-    """Let the other rank go on; waits until it is there."""
+    """Let the other rank continue; waits until it is there."""
     with Path(fifo).open("w") as file:
         file.write("x")
 

@@ -1,4 +1,4 @@
-"""A gloo training of any number of ranks that saves when it is asked to, and goes on training; each rank records the step.
+"""A gloo training of any number of ranks that saves when it is asked to, and continues training; each rank records the step.
 
 `told` has a line per rank and save (rank, step), `started` one per rank and start (rank, step), and
 ckpt/step-*.pt, written by rank 0 under a temporary name and renamed a moment later.

@@ -53,7 +53,7 @@ class Training:
         return {"step": self.step, "weights": self.weights.detach().clone(), "optimizer": self._optimizer.state_dict(), "pad": pad}
 
     def load(self, content: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Continue from a checkpoint."""
         self.step = content["step"]
         with self._torch.no_grad():
             self.weights.copy_(content["weights"])

@@ -361,7 +361,7 @@ def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path
     job_knobs = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc", "cpu_offload=--off", "num_workers:2=--w")
     changed = (("batch_size", "4"), ("grad_accum", "2"), ("cpu_offload", "on"), ("env:PYTORCH_CUDA_ALLOC_CONF", "a:1"))
     assert opening_lines(job_knobs, (), {}, changed) == [
-        "goes on with --bs 4, --acc 2, --off on (you wrote 8, 1, nothing)",
+        "continues with --bs 4, --acc 2, --off on (you wrote 8, 1, nothing)",
         "on CUDA OOM: --bs 4→2, --acc 2→4; --no-batch-change forbids it",
     ]
 

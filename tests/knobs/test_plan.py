@@ -188,7 +188,7 @@ def test_the_line_at_start_names_the_ladder_steps_for_networks_that_may_act() ->
     line = opening_lines.network_line(allowed)
     assert line == "network (network.allow): interface may act; ib_disable may not: you set its variable"
     kept = (("env:NCCL_P2P_DISABLE", "1"), ("env:GLOO_SOCKET_IFNAME", "eth1"), ("env:NCCL_IB_DISABLE", "1"), ("batch_size", "8"))
-    assert opening_lines.network_line(allowed, kept) == f"{line}; goes on with GLOO_SOCKET_IFNAME=eth1"
+    assert opening_lines.network_line(allowed, kept) == f"{line}; continues with GLOO_SOCKET_IFNAME=eth1"
     assert start_plan._missing("interface", allowed) == ""  # noqa: SLF001 -- as above
     assert start_plan._missing("p2p_disable", allowed) == "--set network.allow=p2p_disable"  # noqa: SLF001 -- as above
 

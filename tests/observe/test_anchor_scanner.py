@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisor.classify.logs.match import PlainScanner, read_text
+from supervisor.classify.logs.match import read_text
+from supervisor.classify.logs.scanner import PlainScanner
 from supervisor.config import signatures
 from supervisor.observe.anchor_scanner import PLAIN_BYTES, HyperScanner, UpgradingScanner, made_apart, scanner
 from tests.support.waiting import wait_for

@@ -119,12 +119,12 @@ def test_a_stopped_rank_is_reported_and_goes_on(supervise: Callable[..., Supervi
     run = supervise(*command("none"), options=[*RESUMING, "--on-hang", action], **SOON)
     stop(run, 1)
     assert confirmed(run)["kind"] == HangKind.STOPPED
-    run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
+    run.wait_for_line(r"no progress for \d+ s: .*the job continues")
     os.kill(hanging_jobs.pids(run)[1], signal.SIGCONT)
     assert run.exit_code() == 0
     assert run.attempts() == 1
     assert taken(run, "HangCleared")
-    assert "goes on after" in run.stderr
+    assert "continues after" in run.stderr
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_warn_does_not_end_what_waits_for_ever(supervise: Callable[..., Supervis
     assert confirmed(run)["kind"] == HangKind.MISMATCH
     hanging_jobs.stands_still(run, 12.0)
     assert run.attempts() == 1
-    assert len(re.findall(r"the job goes on", run.stderr)) == 1
+    assert len(re.findall(r"the job continues", run.stderr)) == 1
     run.signal(signal.SIGTERM)
     assert run.exit_code() == 143
 
@@ -151,7 +151,7 @@ def test_warn_does_not_end_what_waits_for_ever(supervise: Callable[..., Supervis
 def test_auto_does_not_end_a_rank_that_is_late_before_torch_does(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise(*command("pipe"), options=[*RESUMING, "--on-hang", "auto"], **SOON)
     assert confirmed(run)["kind"] == HangKind.LATE
-    run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
+    run.wait_for_line(r"no progress for \d+ s: .*the job continues")
     with (tmp_path / "fifo").open("wb") as fifo:
         fifo.write(b"x")
     assert run.exit_code() == 0

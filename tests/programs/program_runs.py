@@ -196,7 +196,7 @@ class Drive:
         """Run the command that the terminal names, and start again as the card says."""
         helps = re.search(r"(?:\S+ )+?is (?:kept|whole): ((?:cp -p|mv) \S+ \S+)", self.reported)
         assert helps, f"no command helps: {self.reported}"
-        assert re.search(r" again (?:cd \S+ && )?supervise ", self.reported), f"nothing says how to go on: {self.reported}"
+        assert re.search(r" again (?:cd \S+ && )?supervise ", self.reported), f"nothing says how to continue: {self.reported}"
         subprocess.run(shlex.split(helps[1]), check=True)  # noqa: S603  what a person would copy from the terminal
         return self._again()
 

@@ -67,7 +67,7 @@ class Injection:
     """A fault: the hook's words, what the test does from outside, and what has to come out.
 
     words: `{rank}` is the program's last rank. act: the name of a method of `Drive`. causes: the cause of each failed attempt, each
-    a set of right answers. resumed: for each later attempt, the steps from which it may go on. ends: the exit codes, of each start.
+    a set of right answers. resumed: for each later attempt, the steps from which it may continue. ends: the exit codes, of each start.
     """
 
     name: str
@@ -86,7 +86,7 @@ class RightOutcome:
     """An outcome that is right for a program though another one is the fault's: why, the cause of each failed attempt, the exit codes.
 
     A stop is right where the bare program fails too. names: the torn checkpoint is named at the terminal. With two exit codes, a command
-    that helps is named there as well, and how to start again; after both the training goes on where it was.
+    that helps is named there as well, and how to start again; after both the training continues where it was.
     """
 
     reason: str
@@ -333,7 +333,7 @@ SPREAD = {
 }
 #: What a stranger changed is never moved, and the bare program dies of it; where an option of ours resumes it, it would begin from scratch.
 ONLY_FILE = RightOutcome(
-    "a file that a stranger tore is not moved: the run stops and names the command that puts its copy back; with it the training went on",
+    "a file that a stranger tore is not moved: the run stops and names the command that puts its copy back; with it the training continued",
     (KILLED, _one("checkpoint_corrupt")),
     (65, 0),
 )
@@ -342,7 +342,7 @@ LINKED = RightOutcome(
     (KILLED, _one("checkpoint_corrupt")),
 )
 NEWEST = RightOutcome(
-    "what a stranger tore is not moved: the run stops and names the command that moves it away; with it the training went on",
+    "what a stranger tore is not moved: the run stops and names the command that moves it away; with it the training continued",
     (KILLED, _one("checkpoint_corrupt")),
     (65, 0),
 )

@@ -101,7 +101,7 @@ def test_an_alert_says_when_at_which_step_and_whose() -> None:
     )  # fmt: skip
     sent = Notification("ab" * 16, NotificationState.FIRING, alert, alert.severity)
     assert alert_text.title(sent, AlertDetail.SUMMARY) == "LOOK: bert: out of memory on the GPU of rank 3 in about 40 minutes (±15)"
-    sentence = "Out of memory on the GPU of rank 3 in about 40 minutes (±15), at step ~12,400, if it goes on to grow as it did."
+    sentence = "Out of memory on the GPU of rank 3 in about 40 minutes (±15), at step ~12,400, if it continues to grow as it did."
     assert alert_text.sentences(sent, AlertDetail.SUMMARY).startswith(sentence)
     assert ("rank", "3") in alert_text.facts(sent, AlertDetail.SUMMARY)
     assert alert_text.title(sent, AlertDetail.NONE) == "LOOK: bert"

@@ -154,7 +154,7 @@ def test_a_change_is_reported_old_and_new_on_the_terminal_in_the_log_and_on_the_
     assert (line["changes"], line["nproc"]) == (["--batch-size 32 -> 16", "$A -> secret"], 2)
     lines = [" ".join(line.split()) for line in shown(reporter).splitlines()]
     at = lines.index(f"changed: {changed}")
-    assert lines[at + 1 : at + 5] == ["the global batch stays: 64", "and more", "do nothing: the training goes on", "stop"]
+    assert lines[at + 1 : at + 5] == ["the global batch stays: 64", "and more", "do nothing: the training continues", "stop"]
 
 
 def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_webhook(reporter: Reporter) -> None:
@@ -407,7 +407,7 @@ def test_a_strange_loss_is_over_with_the_last_number_that_is_strange_and_a_slow_
     assert cleared(reporter) == ["loss"]
     reporter.took(AttemptEnded(2.0, 1, "failed"))
     assert set(cleared(reporter)[1:]) >= {"loss", "pace", "straggler"}
-    reporter.alerted(act.Alert("slow_training", 1, "pace: rank 3 computes 2.0 times as long; the job goes on"))
+    reporter.alerted(act.Alert("slow_training", 1, "pace: rank 3 computes 2.0 times as long; the job continues"))
     (alert,) = sent(reporter)
     assert (alert.event.value, alert.severity.value) == ("slow_training", "warning")
 
@@ -415,8 +415,8 @@ def test_a_strange_loss_is_over_with_the_last_number_that_is_strange_and_a_slow_
 def test_the_alert_of_a_straggler_names_it_and_not_who_failed_before_and_comes_from_the_node_that_compares(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, VERDICT, PLAN, 40))
     reporter.alerts.node = 2
-    reporter.alerted(act.Alert("straggler", 2, "pace: node 5 (gpu-5) is slow; the job goes on", culprit=(43, "gpu-5:5")))
-    reporter.alerted(act.Alert("slow_training", 2, "pace: a step takes 2 s; the job goes on"))
+    reporter.alerted(act.Alert("straggler", 2, "pace: node 5 (gpu-5) is slow; the job continues", culprit=(43, "gpu-5:5")))
+    reporter.alerted(act.Alert("slow_training", 2, "pace: a step takes 2 s; the job continues"))
     alert = sent(reporter)[-1]
     assert (alert.event.value, alert.rank, alert.failed_on) == ("straggler", 43, "gpu-5:5")
     reporter.took(PaceChanged(1.0, 2, "straggler", "x", 43, node=5))

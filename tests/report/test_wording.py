@@ -81,11 +81,11 @@ def texts(plan: Plan, *, is_over: bool) -> list[str]:
 
 def test_what_to_do_is_one_thing_and_nothing_where_the_training_goes_on() -> None:
     restart = Plan(PlanKind.RESTART, "from the newest", "supervise stops next time", "s", changes=(Change("b", "4", "2", "--b"),))
-    assert texts(restart, is_over=False) == ["nothing: the training goes on", "supervise stops next time"]
-    assert texts(restart, is_over=True) == ["start it again when it should go on"]
+    assert texts(restart, is_over=False) == ["nothing: the training continues", "supervise stops next time"]
+    assert texts(restart, is_over=True) == ["start it again when it should continue"]
     todo = "make room on /ckpt; look at the largest files"
     waits = Plan(PlanKind.RESTART, "waits for space (/ckpt)", "it waits again", "s", delay_s=22.0, todo=todo)
-    meanwhile = ["then the training goes on by itself", "it waits again"]
+    meanwhile = ["then the training continues by itself", "it waits again"]
     assert texts(waits, is_over=False) == ["make room on /ckpt", "look at the largest files", *meanwhile]
     assert done_text(waits, 1) == "waits for space (/ckpt); attempt 2 starts after 22 s"
     for command in ("cp -p a b", "mkdir -p /r/.supervise-aside && mv /r/a.pt /r/.supervise-aside/torn-a"):

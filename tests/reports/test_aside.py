@@ -87,8 +87,8 @@ def test_transformers_begins_anew_where_its_very_first_save_was_killed(
     torn = run.place / "out" / "checkpoint-10"
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert "it was the first save, and nothing older lies there: the run begins anew" in said(run)
-    begins = [line for line in run.stdout.splitlines() if line.startswith("goes on from")]
-    assert begins == ["goes on from None", *["goes on from out/checkpoint-10"] * (attempts - 2), "goes on from None"]
+    begins = [line for line in run.stdout.splitlines() if line.startswith("continues from")]
+    assert begins == ["continues from None", *["continues from out/checkpoint-10"] * (attempts - 2), "continues from None"]
     assert (torn / "trainer_state.json").exists(), "it was saved again, whole"
 
 
@@ -97,7 +97,7 @@ def test_transformers_begins_anew_where_its_very_first_save_was_killed(
 def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise: Callable[..., Supervised], finds: str) -> None:
     run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", finds), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 0
-    assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
+    assert [line for line in run.stdout.splitlines() if line.startswith("continues")] == ["continues from step 0", "continues from step 40"]
     assert run.attempts() == 2
     assert [change.path for change in changes(run)] == [str(run.place / "ckpt" / "step-60")]
     assert sorted(path.name for path in (run.place / "ckpt").iterdir()) == [f"step-{step}" for step in (20, 40, 60, 80)]
@@ -111,7 +111,7 @@ def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back
     assert f"the script looks for {torn}/meta.json, which was set aside" in said(run)
     assert "the script misses the file that was set aside: it was moved back from" in said(run)
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "undone")]
-    assert [line for line in run.stdout.splitlines() if line.startswith("goes on")] == ["goes on from step 0", "goes on from step 40"]
+    assert [line for line in run.stdout.splitlines() if line.startswith("continues")] == ["continues from step 0", "continues from step 40"]
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_kempnerforge_102_a_link_that_was_moved_too_early_is_named_with_its_comm
     run = supervise(*torchrun("kempnerforge_102.py", "--steps", "100"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 65
     link, ckpt = run.place / "ckpt" / "latest", run.place / "ckpt"
-    assert f"{link} leads to {ckpt}/step-60, which is not whole; the newest whole one beside it is step-40" in said(run)
+    assert f"{link} leads to {ckpt}/step-60, which is not whole; the newest whole one next to it is step-40" in said(run)
     assert f"ln -sfn step-40 {link}" in said(run)
     assert (link.readlink(), (ckpt / "step-40" / ".metadata").exists()) == (Path("step-60"), True), "nothing was touched"
 
@@ -137,6 +137,6 @@ def test_lightning_21110_a_last_that_leads_to_nothing_is_named_with_its_command(
     run = supervise(sys.executable, str(SCRIPTS / "lightning_21110.py"), "ckpt/last.ckpt")
     assert run.exit_code(60) == 65
     assert run.attempts() == 1
-    assert "the newest whole one beside it is step-40.pt" in said(run)
+    assert "the newest whole one next to it is step-40.pt" in said(run)
     assert f"ln -sfn step-40.pt {link}" in said(run)
     assert "file and line" not in said(run)

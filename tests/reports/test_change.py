@@ -36,7 +36,7 @@ def test_a_path_that_another_rank_made_a_moment_later_gets_one_more_try(
 
 
 class TwoNodes:
-    """The training with a bound checkpoint on two nodes of loopback, of which one may go on alone."""
+    """The training with a bound checkpoint on two nodes of loopback, of which one may continue alone."""
 
     def __init__(self, supervise: Callable[..., Supervised], place: Path) -> None:
         self._supervise, self.place, self._port = supervise, place, free_port()

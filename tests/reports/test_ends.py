@@ -92,7 +92,7 @@ def test_a_hidden_exit_is_named_without_a_heartbeat(supervise: Callable[..., Sup
     [
         pytest.param(f"{FAILS} --once || {FAILS} --once", id="the command itself starts it again"),
         pytest.param(f"{FAILS}; {FAILS} --rank 9", id="a sweep whose first training failed"),
-        pytest.param(f"{FAILS} --how survive", id="a rank that logged an exception and went on"),
+        pytest.param(f"{FAILS} --how survive", id="a rank that logged an exception and continued"),
         pytest.param(f"{FAILS} --how child; python -c 'raise ValueError(1)' || true", id="exceptions of helpers"),
         pytest.param(f"{FAILS} --rank 9", id="nothing"),
     ],
@@ -104,7 +104,7 @@ def test_what_was_survived_or_made_good_is_no_incident(supervise: Callable[..., 
     assert "no incident" in run.stderr
 
 
-# a rank that leaves with 0 while the others go on
+# a rank that leaves with 0 while the others continue
 
 
 @pytest.mark.slow
@@ -118,7 +118,7 @@ def test_a_rank_that_leaves_with_0_is_at_fault_and_at_the_same_step_again_the_ru
     run = supervise(*words, options=DECLARED if launch == "torchrun" else (), **OFTEN)
     assert run.exit_code(END_S) == 65
     assert f"rank {rank} left with 0" in run.stderr
-    assert "the others went on. Restarting as attempt 2" in run.stderr
+    assert "the others continued. Restarting as attempt 2" in run.stderr
     assert "gloo_error" not in run.stderr
     assert run.attempts() == 2
 
@@ -127,7 +127,7 @@ def test_a_rank_that_leaves_with_0_is_at_fault_and_at_the_same_step_again_the_ru
 def test_a_rank_that_turned_a_term_from_outside_into_0_is_restarted_and_the_run_is_done(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun("ace_1068.py", *STEPS, "--term"), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 0
-    assert "rank 1 left with 0 at step 30, the others went on. Restarting as attempt 2" in run.stderr
+    assert "rank 1 left with 0 at step 30, the others continued. Restarting as attempt 2" in run.stderr
     assert "resumed at step 20" in run.stderr
     assert "done at step 40" in run.stderr
 

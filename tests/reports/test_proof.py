@@ -58,7 +58,7 @@ def test_a_training_that_begins_anew_for_want_of_its_tracker_is_ended_before_it_
     assert run.exit_code(150) == 65
     assert begun(run) == ["0", "0"]
     tracker = tmp_path / "ckpt" / "latest_checkpointed_iteration.txt"
-    assert f"{tracker} is missing, though whole checkpoints lie beside it: printf %s 40 > {tracker}" in run.stderr
+    assert f"{tracker} is missing, though whole checkpoints lie next to it: printf %s 40 > {tracker}" in run.stderr
     assert torch.load(tmp_path / "ckpt" / "global_step_40" / "model.pt")["step"] == 40
     tracker.write_text("40")  # as the card says
     again = supervise(*torchrun("verl_7952.py", "--steps", "60"), **OFTEN)
@@ -82,7 +82,7 @@ def test_a_marked_save_is_passed_over_by_name_and_the_one_before_it_is_taken(sup
     run = supervise(*torchrun("nemo_10228.py", "--steps", "50"), options=("--checkpoints", "ckpt/step=*", "--resumes-itself"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["0", "20"]
-    assert "step=40-unfinished is beside it" in " ".join(run.stderr.split())
+    assert "step=40-unfinished lies next to it" in " ".join(run.stderr.split())
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(sup
     run = supervise(*command, options=("--checkpoints", "ckpt/step=*", "--resume-args", "--resume {resume}"), **OFTEN)
     assert run.exit_code(150) == 65
     assert begun(run) == ["0"]
-    assert "step=20-unfinished is beside it" in " ".join(run.stderr.split())
+    assert "step=20-unfinished lies next to it" in " ".join(run.stderr.split())
     assert (tmp_path / "ckpt" / "step=20" / "model.pt").exists()
 
 

@@ -76,7 +76,7 @@ SLOW_DOWN = "An error occurred (SlowDown) when calling the PutObject operation (
     [
         f"[rank1]: 2026-11-29 06:23:39,342 ERROR uploads: upload of step 20 failed: {SLOW_DOWN}",
         f"[rank1]: 2026-11-29 06:23:39.342 | ERROR    | ckpt.upload:push:88 - {SLOW_DOWN}",
-        f"[rank1]: upload failed, going on without it: {SLOW_DOWN}",
+        f"[rank1]: upload failed, continuing without it: {SLOW_DOWN}",
         "[rank1]: ERROR:uploads:An error occurred (InvalidRegion) when calling the CreateMultipartUpload operation: Region does not match",
         "[rank1]: CRITICAL save.py: PUT https://bucket.example/o failed: 503 Server Error: Service Unavailable",
     ],

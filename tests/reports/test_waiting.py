@@ -72,7 +72,7 @@ def test_the_alert_names_the_lock_and_the_training_goes_on_once_it_is_gone(
     os.utime(cache / "lock", (1, 1))
     run = supervise(*torchrun("pytorch_189245.py", f"--cache={cache}", f"--poll-s={poll_s}", "--steps=40"), options=DECLARED, **EARLY)
     assert confirmed(run)["left_file"] == f"{cache}/lock"
-    line = run.wait_for_line(r"no progress for \d+ s: ranks 0, 1 are in build .*the job goes on: a restart would wait for the same file")
+    line = run.wait_for_line(r"no progress for \d+ s: ranks 0, 1 are in build .*the job continues: a restart would wait for the same file")
     assert "no process has it open; older than this run" in run.stderr, line
     assert f"rm '{cache}/lock'" in run.stderr
     (cache / "lock").unlink()
@@ -116,7 +116,7 @@ def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(
     waits = r"process \d+ \(python\S*\), which waits for " if how == "child" else ""
     awaited = rf"rank 1 is in reward \(ms_swift_6962_mute\.py:\d+\), waiting for {waits}127\.0\.0\.1:{mute}"
     assert re.search(awaited, hang["text"]), hang["text"]
-    run.wait_for_line(r"no progress for \d+ s: .*the job goes on")
+    run.wait_for_line(r"no progress for \d+ s: .*the job continues")
     assert f"127.0.0.1:{mute}" in run.stderr
 
 

@@ -258,7 +258,7 @@ def test_one_node_alerts_and_all_know_of_one_sentence(tmp_path: Path, host: int)
     assert [node.state.attempt.hang.text if node.state.attempt.hang else "" for node in cluster.nodes] == [SENTENCE] * 3
     (alert,) = [alert for node in cluster.nodes for alert in node.alerts()]
     assert alert in cluster.nodes[host].alerts()
-    assert f"s: {SENTENCE}; the job goes on" in alert.text
+    assert f"s: {SENTENCE}; the job continues" in alert.text
     assert alert.culprit == (1, "b:1")
     acting = "", f"{'abc'[host]}:{host}"
     assert [event.acting for node in cluster.nodes for event in node.events(HangConfirmed)] == [acting[n != host] for n in range(3)]

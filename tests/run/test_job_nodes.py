@@ -410,8 +410,8 @@ def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_someth
     dies()
     dies()
     assert not failed
-    assert [text.rpartition("; ")[2] for text in first.told] == ["the job goes on"] * 4
-    first.nodes._coordinator._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt goes on without a decision
+    assert [text.rpartition("; ")[2] for text in first.told] == ["the job continues"] * 4
+    first.nodes._coordinator._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt continues without a decision
     dies()
     dies()
     assert not failed

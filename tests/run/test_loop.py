@@ -65,7 +65,7 @@ def test_only_the_journal_ends_the_wait_for_it_and_a_recovered_one_is_waited_for
     loop.feed(SupervisorStarted(1.0, "r", Policy()))
     assert begun == []
     loop.feed(JournalDegraded(7.0, "no answer for 5 s"))
-    assert begun == [1], "what waited goes on"
+    assert begun == [1], "what waited continues"
     next_attempt(loop)
     assert begun == [1, 2], "a disk that does not answer is not waited for"
     loop.feed(JournalRecovered(8.0))

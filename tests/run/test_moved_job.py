@@ -47,7 +47,7 @@ def job(place: Path, name: str = "slurm-7100", **environ: str) -> Job:
 def test_a_node_without_a_journal_takes_the_newest_of_those_that_left_with_what_lies_beside_it(tmp_path: Path) -> None:
     life(tmp_path, "gpu01", (100, 200))
     newest = life(tmp_path, "gpu02", (100, 200), (300, 400))
-    life(tmp_path, "gpu10", (100, 500))  # of the step: it goes on with its own
+    life(tmp_path, "gpu10", (100, 500))  # of the step: it continues with its own
     (newest.parent / "incidents" / "0001").mkdir(parents=True)
     (newest.parent / "incidents" / "0001" / "card.txt").write_text("card")
     (newest.parent / "lock").touch()

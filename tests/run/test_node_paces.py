@@ -80,7 +80,7 @@ def test_a_slow_node_is_one_alert_with_its_rank_and_what_its_health_checks_say_a
         "node 1 (gpu-2) computes 1.8 times as long per step as the others (0.475 s by itself, the others 0.263 s), and the others wait "
         "for it: rank 17 (GPU 1); health: GPU 1 is throttled: heat"
     )
-    assert job.said == [act.Alert("straggler", 4, f"pace: {text}; the job goes on", culprit=(17, "gpu-2:1"))]
+    assert job.said == [act.Alert("straggler", 4, f"pace: {text}; the job continues", culprit=(17, "gpu-2:1"))]
     assert loss_and_pace.stragglers(job.state.attempt) == ((1, 17, text),)
     assert NodeStanding.of(job.state).slow == (text,), "all nodes can be asked for it"
     job.train(3, ALIKE)

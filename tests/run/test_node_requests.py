@@ -94,13 +94,13 @@ def test_a_small_dev_shm_is_reported_at_the_start_where_no_check_of_the_node_doe
     node.health = SimpleNamespace(has_gpus=has_gpus, shared_memory=lambda: small)
     node._job.settings.health.enabled = enabled  # noqa: SLF001  the job's
     node.examine_shared_memory()
-    assert [text for _, text in parts.said] == ["health: only 64 MiB; the job goes on (docker run --shm-size=16g)"] * lines
+    assert [text for _, text in parts.said] == ["health: only 64 MiB; the job continues (docker run --shm-size=16g)"] * lines
 
 
 @pytest.mark.parametrize(
     ("visible", "nproc", "refused", "said"),
     [("0,9", None, ["rank_places"], 0), ("0", None, [], 1), ("0,1", None, [], 0), ("0,9", 1, [], 0)],
-    ids=["refused", "warned of", "fits", "a run that goes on with fewer ranks"],
+    ids=["refused", "warned of", "fits", "a run that continues with fewer ranks"],
 )
 def test_ranks_are_compared_with_the_gpus_once_before_the_first_attempt(  # noqa: PLR0913, PLR0917  one for each column
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, nproc: int | None, refused: list[str], said: int

@@ -197,7 +197,7 @@ def test_an_observer_that_fails_is_reported_and_the_others_go_on(
     rank_sampling = sampling(loop, tmp_path, lambda beats, _t: seen.append(beats))
     beat.report_step(1)
     rank_sampling.sample(())
-    assert loop.posted[1:] == ["a part of supervise failed (hangs): ZeroDivisionError: ; the job goes on"]
+    assert loop.posted[1:] == ["a part of supervise failed (hangs): ZeroDivisionError: ; the job continues"]
     assert len(seen) == 1
 
 

@@ -264,7 +264,7 @@ def test_a_rank_that_is_not_what_was_started_has_none(tmp_path: Path, ranks: Any
     scene.claim(1, os.getpid())
     scene.pass_time(10)
     assert (scene.sent, scene.recorded[-1].text) == (
-        [], "off: what is started for each rank is not the Python that runs the script",
+        [], "off: the program of each rank is not the Python that runs the script",
     )  # fmt: skip
 
 

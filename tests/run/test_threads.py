@@ -152,7 +152,7 @@ def test_the_thread_that_speaks_with_the_other_nodes_ends_the_run_and_another_on
     thread.start()
     thread.join()
     assert [str(error) for error in failed] == (["a bug"] if ends else [])
-    assert texts == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job goes on"])
+    assert texts == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job continues"])
 
 
 def test_a_thread_that_cannot_be_had_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ class ObjectStore:
         return sum(kind == "list" for kind, _ in self.requests)
 
     def page(self, prefix: str, delimiter: str, after: str, most: int) -> tuple[list[str], list[str], str]:
-        """Return the keys and the common prefixes of one page, and the last of both, from which the next page goes on; "" at the end."""
+        """Return the keys and the common prefixes of one page, and the last of both, from which the next page continues; "" at the end."""
         keys: list[str] = []
         prefixes: list[str] = []
         last, at = "", max(bisect_left(self.keys, prefix), bisect_left(self.keys, after + _LAST) if after else 0)

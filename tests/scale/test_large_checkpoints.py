@@ -95,7 +95,7 @@ def test_after_a_failure_that_it_may_have_caused_every_byte_is_the_one_recorded(
     large.disk.changed[path] = n_bytes * 2 // 3
     selection = large.choose(suspect=True)
     assert selection.chosen is None
-    assert "is not what was recorded" in selection.torn[0][1]
+    assert "is not as recorded" in selection.torn[0][1]
 
 
 def test_a_terabyte_that_was_cut_off_is_refused_by_its_header(large: Large) -> None:

@@ -138,7 +138,7 @@ def unknown_step_read_as_none(patch: Patch) -> None:
 
 
 def peers_part_ways(patch: Patch) -> None:
-    """The other nodes go on with values of their own."""
+    """The other nodes continue with values of their own."""
 
     def handler(state: JobState, event: events.DecisionMade) -> Any:  # noqa: ANN401 (as the real one)
         decision = event.decision and replace(event.decision, plan=replace(event.decision.plan, changes=(), rejected=()))

@@ -136,7 +136,7 @@ class Play:
         return self.job.untidy > 0 and self.rng.random() < share * self.job.untidy
 
     def _goes_on(self, life: Iterator[tuple[float, Event]]) -> None:
-        """Go on to the next event of the attempt's life; past the last one comes its end."""
+        """Continue to the next event of the attempt's life; past the last one comes its end."""
         following = next(life, None)
         if following is not None:
             self.next = following

@@ -141,7 +141,7 @@ _WRITTEN: Mapping[Cause, tuple[Kind, ...]] = {
             "checkpoint",
         ),
     ),
-    Cause.CHECKPOINT_POINTER: (Kind("pointer", "/data/run/latest leads to itself; no whole one lies beside it", 0.97, "checkpoint"),),
+    Cause.CHECKPOINT_POINTER: (Kind("pointer", "/data/run/latest leads to itself; no whole one lies next to it", 0.97, "checkpoint"),),
     Cause.CACHE_CORRUPT: (
         Kind("cache_corrupt.json", "json.decoder.JSONDecodeError: Extra data: line 1 column 8 (char 7)", 0.92),
         Kind("cache_corrupt.library", "ImportError: /home/me/.cache/torch_extensions/x/x.so: file too short", 0.92),

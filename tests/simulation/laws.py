@@ -530,7 +530,7 @@ def interface_left(record: Record, past: Past, books: Watch) -> str:
 
 
 def transport_left(record: Record, past: Past, books: Watch) -> str:
-    """Transports that may be at fault are switched off, one at a time, before the run goes on as it was or is given up."""
+    """Transports that may be at fault are switched off, one at a time, before the run continues as it was or is given up."""
     policy, cause = books.job.policy, record.verdict.cause
     if record.changed or record.interface or not _unanswered(record, past):
         return ""
@@ -613,12 +613,12 @@ def left_out(record: Record, _past: Past, _books: Watch) -> str:
     """A script that left out more batches than it may would do so again."""
     strike = record.strike
     is_so = strike is not None and ("left_out", "11") in strike.facts and strike.cause is record.verdict.cause
-    return "more batches are left out than may be, and the run goes on" if is_so and not record.stops else ""
+    return "more batches are left out than may be, and the run continues" if is_so and not record.stops else ""
 
 
 def interrupted(record: Record, _past: Past, _books: Watch) -> str:
     """What a person interrupted ends with 130, and nobody starts it again."""
-    return "" if record.stops and record.plan.exit_code == INTERRUPTED else "an interrupted job goes on, or does not end with 130"
+    return "" if record.stops and record.plan.exit_code == INTERRUPTED else "an interrupted job continues, or does not end with 130"
 
 
 def does_not_fit(record: Record, past: Past, books: Watch) -> str:

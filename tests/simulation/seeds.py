@@ -93,7 +93,7 @@ def played(seed: int, judge: Decide = decide, report: Callable[[str], None] | No
 
 
 def job_of(seed: int, number: int) -> tuple[Job, Random]:
-    """Return a job of a seed, and the generator that its world goes on with."""
+    """Return a job of a seed, and the generator that its world continues with."""
     rng = Random(seed * 1009 + number)  # noqa: S311 (worlds, not secrets)
     of_later = number - _OF_SHARED
     cause = LATER[of_later] if of_later >= 0 else _SHARED[(seed * _OF_SHARED + number) % len(_SHARED)]

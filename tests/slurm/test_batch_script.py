@@ -67,7 +67,7 @@ def test_a_preempted_job_saves_is_requeued_resumes_where_it_saved_and_finishes(s
     assert [int(step) for _, step in starts] == [0, 0, saved, saved]
     assert steps(tmp_path) == 400
     text = output(tmp_path, number)
-    assert text.count("goes on with run") == 1
+    assert text.count("continues with run") == 1
     assert text.count(f"supervise: job slurm-{number}, ") == 2, "the second start wrote over the first one's output"
 
 

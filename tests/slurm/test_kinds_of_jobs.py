@@ -47,7 +47,7 @@ def test_a_preempted_task_of_an_array_comes_back_alone_and_resumes_where_it_save
     assert started == [["0", "0"], ["0", step]]
     assert len(words_of(tmp_path / "task-1" / "started")) == 1
     assert sorted(path.name for path in (tmp_path / "state").glob("slurm-*")) == [f"slurm-{number}_0", f"slurm-{number}_1"]
-    assert "goes on with run" in (tmp_path / f"job-0.sh-{number}_0.out").read_text()
+    assert "continues with run" in (tmp_path / f"job-0.sh-{number}_0.out").read_text()
     slurm.run("scancel", number)
 
 

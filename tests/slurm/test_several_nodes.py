@@ -109,7 +109,7 @@ def ends_whole(slurm: SlurmCluster, place: Path, number: str, resumed: int) -> N
     """Demand that both nodes resume at one step, and the job completes."""
     slurm.wait_for_state(number, "COMPLETED", 240)
     assert [int(step) for _, step in words_of(place / "started")] == [0, 0, resumed, resumed]
-    assert output(place, number).count("goes on with run") == 2
+    assert output(place, number).count("continues with run") == 2
 
 
 @on_nodes([2])

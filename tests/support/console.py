@@ -64,7 +64,7 @@ def masked(row: str) -> str:
 
 
 def assert_shown(text: str, printed: str) -> None:
-    """Fail where the page shows a row that was not printed. A printed row may go on where the page ends."""
+    """Fail where the page shows a row that was not printed. A printed row may continue where the page ends."""
     there = rows(printed)
     missing = [row for row in rows(text) if not any(one.startswith(row) for one in there)]
     assert missing == [], f"{missing} not in what was printed:\n{printed}"

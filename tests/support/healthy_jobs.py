@@ -127,7 +127,7 @@ class SimulatedJob(VirtualJob):
     # what a look shows
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[VirtualLook | None], None]) -> None:
-        """Show the usual place of what goes on, or another."""
+        """Show the usual place of what continues, or another."""
         if self.frozen is not None:
             place, cpu_s = "frozen", self.t if self.frozen == "spins" else 0.0
         else:
@@ -169,7 +169,7 @@ class SimulatedJob(VirtualJob):
             self.t += self.tick_s
             draw = self.dice.random()
             if draw < 0.0001:
-                self.t += self.dice.uniform(10, 600)  # supervise was stopped, the job went on
+                self.t += self.dice.uniform(10, 600)  # supervise was stopped, the job continued
             elif draw < 0.0002:
                 self.suspended_s += 3600.0
             self._goes_on()

@@ -1,4 +1,4 @@
-"""Leave out what passed at this commit: a run of hours that was cut off goes on where it was (`pytest --resume`).
+"""Leave out what passed at this commit: a run of hours that was cut off continues where it was (`pytest --resume`).
 
 The tree must be as it was committed: what is not committed was not tested at the commit, so nothing of it is remembered.
 """

@@ -71,7 +71,7 @@ def test_the_job_is_started_at_boot_and_goes_on_from_its_checkpoint(
         journal = machine.journal(UNIT)
         (began,) = (line for line in journal.splitlines() if line.startswith("begins at step"))
         assert int(began.split()[-1]) >= 10, journal
-        assert ("goes on with run" in journal) == (how == "power cut"), journal
+        assert ("continues with run" in journal) == (how == "power cut"), journal
 
 
 def test_the_kernel_s_log_is_readable_as_the_unit_s_user(machine: Machine) -> None:

@@ -168,13 +168,13 @@ def _places(stored: RetainedObject) -> Any:  # noqa: ANN401 -- yields (_Key, Ite
 def _pieces(name: str, description: object) -> tuple[list[tuple[_Key, int]], bool]:
     """Return the pieces of one item as (key, bytes), and whether they make up the whole of it."""
     if not isinstance(description, RetainedObject):
-        raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
+        raise MetadataDamaged(f"its entry of {name[:80]} makes no sense")
     if not description.made_by.endswith(" TensorStorageMetadata"):
         return [((name, None), 0)], True
     fields = _state(description)
     size, chunks = _numbers(fields.get("size")), fields.get("chunks")
     if size is None or not isinstance(chunks, RetainedObject):
-        raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
+        raise MetadataDamaged(f"its entry of {name[:80]} makes no sense")
     item_bytes = _ITEM_BYTES.get(_dtype(fields.get("properties")), 0)
     pieces: list[tuple[_Key, int]] = []
     total = 0
@@ -182,7 +182,7 @@ def _pieces(name: str, description: object) -> tuple[list[tuple[_Key, int]], boo
         piece = _state(chunk)
         offsets, sizes = _numbers(piece.get("offsets")), _numbers(piece.get("sizes"))
         if offsets is None or sizes is None:
-            raise MetadataDamaged(f"what it says about {name[:80]} makes no sense")
+            raise MetadataDamaged(f"its entry of {name[:80]} makes no sense")
         total += math.prod(sizes)
         pieces.append(((name, offsets), math.prod(sizes) * item_bytes))
     return pieces, total >= math.prod(size)

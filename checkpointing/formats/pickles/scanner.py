@@ -23,7 +23,7 @@ _MOST_NAMED: Final = 500_000  # things that are visited to find the names of ten
 # A model of 5000 tensors with Adam's state has 400 000 opcodes, read in 0.2 CPU seconds. Each opcode can hold about 100 bytes of the
 # scanner, so this also bounds what a file that is built to hurt can take.
 MAX_OPCODES: Final = 6_000_000
-_ASKED_EACH: Final = (1 << 14) - 1  # a mask: every so many opcodes the caller is asked whether to go on
+_ASKED_EACH: Final = (1 << 14) - 1  # a mask: every so many opcodes the caller is asked whether to continue
 
 
 class NotAPickle(Exception):  # noqa: N818 -- a fact about the bytes, not a program error

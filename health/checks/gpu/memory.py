@@ -210,5 +210,5 @@ def _held_mib(row: dict[str, Json]) -> float:
 
 
 def _holder_text(row: dict[str, Json]) -> str:
-    command = row.get("command") if row.get("there") else "not seen here: of another container"
+    command = row.get("command") if row.get("there") else "hidden from here: of another container"
     return f"process {row.get('pid')} ({command}): {common.size(_held_mib(row) * _MIB)}"

@@ -170,7 +170,7 @@ def gpu_recovery(now: Readings, _before: Readings | None, _limits: Thresholds) -
     needs=("nvml", "pci"),
     reads="driver, bus, device files, the job's start",
     failed=(
-        "one is missing, does not answer on the bus, or is not seen by the driver (blocks). A driver that hung before it named all: unknown"
+        "one is missing, does not answer on the bus, or is unknown to the driver (blocks). A driver that hung before it named all: unknown"
     ),
 )
 def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
@@ -195,7 +195,7 @@ def gpu_count(now: Readings, before: Readings | None, _limits: Thresholds) -> It
         return
     lost = {reading.subject.removeprefix("pci:"): "and does not answer" for reading in now.of("pci.config") if reading.problem}
     if all_named and not _is_container(now, files, seen):
-        lost = dict.fromkeys((pci for pci in there or () if pci not in seen.values()), "and not seen by the driver") | lost
+        lost = dict.fromkeys((pci for pci in there or () if pci not in seen.values()), "and unknown to the driver") | lost
     for subject, words in _not_in_errors(now, seen, lost).items():
         pci = seen.get(subject, subject.removeprefix("pci:"))
         yield CheckResult(

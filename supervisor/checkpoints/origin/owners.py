@@ -120,7 +120,7 @@ class CheckpointOwners:
         if not run:
             return CheckpointOwner.FOREIGN, "it is older than this job's first attempt"
         if records.discovery is not None and records.discovery.logs_saves_like(path):
-            return CheckpointOwner.FOREIGN, "no rank of this job saved it, and each of their saves beside it was seen"
+            return CheckpointOwner.FOREIGN, "no rank of this job saved it, and each of their saves next to it is known"
         return CheckpointOwner.UNKNOWN, ""
 
 

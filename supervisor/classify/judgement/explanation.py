@@ -36,7 +36,7 @@ def weighed(grounds: VerdictGrounds) -> tuple[Weighed, ...]:
 
 def _fate(candidate: CauseCandidate, grounds: VerdictGrounds) -> str:
     if candidate not in grounds.allowed:
-        return "no cause: training went on after it" if candidate.survived else "outranked by how a rank or the log ended"
+        return "no cause: training continued after it" if candidate.survived else "outranked by how a rank or the log ended"
     if grounds.roots and candidate.claim.cause is grounds.verdict.cause and candidate in grounds.roots:
         return "the cause" if candidate is grounds.roots[0] else "says the same"
     if candidate.claim.weight < CONVINCING:

@@ -54,7 +54,7 @@ _WHO = (
     r"\b(?:(?:local_)?ranks?|workers?|actors?|(?:sub)?process(?:es)?|pid|child(?:ren)?|tasks?(?:\(s\))?|pods?|containers?|nodes?|jobs?|commands?|programs?"
     r"|applications?|scripts?|trainers?|learners?|engines?|replicas?|executors?)(?:\b|(?<=\))|(?=[_\d]))"
 )
-#: Of what ends for good, and of what may go on: that needs a word for an exit code, or a signal.
+#: Of what ends for good, and of what may continue: that needs a word for an exit code, or a signal.
 _ENDS = r"die[sd]|dead|crash(?:es|ed)|exit(?:s|ed)|ended|terminated|killed|abort(?:s|ed)"
 _MEETS = r"receive[sd]|caught|got"
 _VERB = rf"\b(?:{_ENDS}|{_MEETS}|fail(?:s|ed)|return(?:s|ed)|finished|stopped|completed|quit)\b"
@@ -137,8 +137,8 @@ LAUNCHERS = (
     LauncherRow("torch.multiprocessing.spawn", "a child, by its index", "process 1 terminated with signal SIGSEGV"),
     LauncherRow("Lightning", "a rank", "[rank: 1] Child process with PID 4063 terminated with code -11."),
     LauncherRow("Ray", "an actor's worker; its list of root causes is no evidence", "Worker exits with an exit code 139."),
-    LauncherRow("Ray", "an actor; why stands elsewhere", "The actor is dead because its worker process has died."),
-    LauncherRow("JAX", "a task of another host; why stands in that host's log", "The remote task has failed, was preempted or crashed."),
+    LauncherRow("Ray", "an actor; the reason is elsewhere", "The actor is dead because its worker process has died."),
+    LauncherRow("JAX", "a task of another host; the reason is in that host's log", "The remote task has failed, was preempted or crashed."),
     LauncherRow("Open MPI, PRRTE", "a rank", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed)."),
     LauncherRow(
         "Open MPI's and MPICH's tables",
@@ -314,7 +314,7 @@ def _is_end(code: re.Match[str], before: str, behind: str) -> bool:
     if noun in {"code", "status", "rc"} and verb["end"] is None:
         return False
     if verb["meets"] and (noun or _signal_in(code.groupdict()) in END_SIGNALS):
-        return False  # a handler of TERM may go on
+        return False  # a handler of TERM may continue
     head = before[: max(0, len(before) - _NEAR) + verb.start()]
     head = head[head.rfind("|") + 1 :]  # behind the name of a logger
     return bool(_LAST_WHO.match(head) or _QUOTED.search(head) or _NOTHING.fullmatch(head) or _NEXT_WHO.match(behind))

@@ -1,7 +1,7 @@
 """Turns the bytes of a log into evidence: signatures, tracebacks and launchers' footers.
 
-A Scanner finds the catalogue's anchors in a whole block of bytes. Only lines with an anchor are searched further, so a log without
-failures costs almost nothing. A Reader accepts any bytes and holds bounded memory. Patterns are searched in these units:
+A scanner (scanner.py) finds the catalogue's anchors in a whole block of bytes. Only lines with an anchor are searched further, so a log
+without failures costs almost nothing. A Reader accepts any bytes and holds bounded memory. Patterns are searched in these units:
 
     line        a line without colours and prefixes; a carriage return ends a line too, because progress bars print it
     kernel      the message of a line of the kernel's log
@@ -18,13 +18,14 @@ import re
 from bisect import bisect_right
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from supervisor.classify import exits
 from supervisor.classify.exception_table import OF_VALUES
 from supervisor.classify.logs import footers, log_end, text
 from supervisor.classify.logs.bounded_sample import BoundedSample
 from supervisor.classify.logs.rows import ANY_CAUSE, Signature
+from supervisor.classify.logs.scanner import PlainScanner, Scanner
 from supervisor.classify.logs.tracebacks import Finder, before_header, calls, frames_in
 from supervisor.core.model import Claim, Evidence
 from supervisor.core.values import Struct, replace
@@ -65,34 +66,6 @@ _BREAK = re.compile(r"[ \t]*\n[ \t]*")
 def _is_bare(unit: str) -> bool:
     """Whether a kernel message has no prefix of the kernel's log."""
     return text.kernel_message(unit)[0] == unit.lstrip()
-
-
-class Scanner(Protocol):
-    """Finds literals in bytes, as UTF-8. A factory makes it from the list of anchors."""
-
-    def hits(self, block: bytes) -> Sequence[tuple[int, int]]:
-        """Return (index of the anchor, offset of its end) for all anchors in the block, by offset.
-
-        All anchors of a line must be among them: rows with other anchors are not tried.
-        """
-
-
-class PlainScanner:
-    """Uses the standard library: one search for each anchor, several times faster than one `re` alternation of all anchors."""
-
-    def __init__(self, anchors: Sequence[str]) -> None:
-        """Take the anchors."""
-        self._anchors = [anchor.encode() for anchor in anchors]
-
-    def hits(self, block: bytes) -> list[tuple[int, int]]:
-        """Return the anchors in the block."""
-        hits: list[tuple[int, int]] = []
-        for index, anchor in enumerate(self._anchors):
-            at = block.find(anchor)
-            while at >= 0:
-                hits.append((index, at + len(anchor)))
-                at = block.find(anchor, at + len(anchor))
-        return sorted(hits, key=lambda hit: hit[1])
 
 
 class Match(Struct, frozen=True):

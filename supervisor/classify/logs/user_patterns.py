@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 LONGEST: Final = 1000
 #: So many steps take a few seconds in the worst text (five were measured); more may take much longer.
 MOST_STEPS: Final = 1.5e9
-HINT: Final = "limit its repeats ({0,80} in place of *), repeat no group that repeats something itself, or begin with what is always there"
+HINT: Final = (
+    "limit its repeats ({0,80} in place of *), repeat no group that repeats something itself, or begin with words that are always there"
+)
 _REPEATS: Final = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
 _ONE_CHARACTER: Final = frozenset({"LITERAL", "NOT_LITERAL", "IN", "ANY"})
 #: Beside the characters that the pattern names: Latin, and a few of other scripts.

@@ -32,7 +32,7 @@ _DEFAULT_MIB: Final = 64
 @click.argument("incident", metavar="[INCIDENT]", required=False, type=click.IntRange(min=1))
 @click.option("-o", "--output", metavar="FILE", help="Write FILE (default: a name with job, incident and time, in the working directory).")
 @click.option("--max-mib", type=click.IntRange(min=1), default=_DEFAULT_MIB, show_default=True, metavar="N", help="Put in at most N MiB.")
-@click.option("--stacks", is_flag=True, help="Ask the ranks that run for their stacks, by a signal; they go on.")
+@click.option("--stacks", is_flag=True, help="Ask the ranks that run for their stacks, by a signal; they continue.")
 @click.option("--dry-run", is_flag=True, help="List what would go in, and write nothing.")
 def command(  # noqa: PLR0913  one for each option
     invocation: Invocation, *, incident: int | None, output: str | None, max_mib: int, stacks: bool, dry_run: bool

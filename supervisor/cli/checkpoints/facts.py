@@ -67,7 +67,7 @@ class MirroredTo(Struct, frozen=True):
 class CheckpointFacts(Struct, frozen=True):
     """One checkpoint. None: not known."""
 
-    path: str  # which path; what is recorded of an earlier content of it is not said of this one
+    path: str  # which path; records of an earlier content of it are left out
     step: int | None  # as its content or its name gives it
     bytes: int  # its size
     state: str  # `verified`, `unread`, `unfinished`, `out of use`, or the kind of its rejection

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
     from supervisor.config.settings import Settings
     from supervisor.report.layout import FactPage
     from supervisor.report.table import Cell, Table

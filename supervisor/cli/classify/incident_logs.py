@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
     from supervisor.cli.classify.rules import LogNumbers
 
 STDIN = "-"

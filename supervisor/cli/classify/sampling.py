@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
     from supervisor.core.model import Evidence
 
 #: Looking at one costs some 30 us.

@@ -36,7 +36,7 @@ _AT_STEP = 10
 @setting_options(*JOB, takes_command=True)
 @click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Wait for this step (default: 10; resume: the first save).")
 @click.option("--rank", type=click.IntRange(min=0), default=0, metavar="N", help="Put the fault into this rank (default: 0).")
-@click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may go on (default: 60).")
+@click.option("--patience-s", type=float, default=60.0, metavar="S", help="How long a hang or NaN may continue (default: 60).")
 @click.option("--yes", is_flag=True, help="Drill also where the kernel (no Landlock) cannot keep CMD from writing into your own files.")
 @click.option(
     "--deadline-s",

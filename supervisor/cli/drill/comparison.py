@@ -43,7 +43,7 @@ class LossComparison(Struct, frozen=True):
 
     result: LossResult
     text: str
-    has_repeated: bool = True  # False: no loss was printed twice, so whether data and randomness continued was not seen
+    has_repeated: bool = True  # False: no loss was printed twice, so whether data and randomness continued is unknown
 
 
 class ResumeComparison(Struct, frozen=True):
@@ -64,8 +64,8 @@ class ResumeComparison(Struct, frozen=True):
             return "no", Tone.BAD
         if self.losses.result is LossResult.SAME:
             return "yes", Tone.GOOD
-        rest = "the data or the randomness begins anew" if self.losses.has_repeated else "whether data and randomness go on was not seen"
-        return f"in part: the checkpoint is loaded and the loss goes on near it; {rest}", Tone.WARNING
+        rest = "the data or the randomness begins anew" if self.losses.has_repeated else "whether data and randomness continue is unknown"
+        return f"in part: the checkpoint is loaded and the loss continues near it; {rest}", Tone.WARNING
 
     @property
     def proven_parts(self) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def _compare_losses(before: Sequence[float], after: Sequence[float], saved_at: i
     if any(is_same(loss, after[0]) for loss in before[max(1, saved_at - _NEAR_THE_SAVE) : saved_at + _NEAR_THE_SAVE]):
         return (
             LossResult.DIFFERENT,
-            f"the first is the same, the next is {after[1]:.6g}: the optimizer's state (momentum and the like), or the data, did not go on",
+            f"the first is the same, the next is {after[1]:.6g}: the optimizer's state (momentum and the like), or the data, was lost",
         )
     begin, end, resumed = fmean(before[:_MEAN_OF]), fmean(before[-_MEAN_OF:]), fmean(after[:_MEAN_OF])
     # of a loss that moves fast the next ones lie beyond those before the kill; a start from scratch does not begin there

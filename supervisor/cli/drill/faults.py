@@ -49,12 +49,12 @@ PREEMPT_LEFT_S = 10.0
 HANG_LIMITS: Mapping[str, str | float] = MappingProxyType({"hang.action": "restart", "hang.train_s": 10.0, "hang.phase_s": 10.0})
 #: A bit is flipped here in the middle of the file, where the tensors are.
 BIT = 0x10
-_UNDONE = Fact("undone", "the rank was let go on by the drill")
+_UNDONE = Fact("undone", "the drill let the rank continue")
 _NOT_RECOVERED = Fact("recovered", "no", Tone.BAD)
 
 
 class DrillOrder(Struct, frozen=True):
-    """The rehearsal. rank: whose fault it is. patience_s: how long a hang or NaN may go on. deadline_s: for all of it."""
+    """The rehearsal. rank: whose fault it is. patience_s: how long a hang or NaN may continue. deadline_s: for all of it."""
 
     kind: str
     at_step: int
@@ -96,7 +96,7 @@ class Account(Struct, frozen=True):
         if view.hang is None:
             return Account(None, None, decisions)
         t, hang = view.hang
-        goes_on = f"the job goes on: --on-hang {job.settings.hang.action}"
+        goes_on = f"the job continues: --on-hang {job.settings.hang.action}"
         return Account((t, f"no progress for {hang.still_s:.0f} s: {hang.text}; {goes_on}"), None, decisions)
 
 
@@ -296,4 +296,4 @@ class _Drill:
         tone = Tone.WARNING if resumed.path is None else Tone.GOOD
         yield Fact("recovered", f"at step {step} {start}; {again} made again", tone)
         yield Fact("next step", f"{span_text(resumed_t - struck.t)} after the fault")
-        yield Fact("not shown", "whether the losses go on as before: `supervise drill resume` compares them")
+        yield Fact("not shown", "whether the losses continue as before: `supervise drill resume` compares them")

@@ -49,7 +49,7 @@ def job_report(place: JobFiles, read: Sequence[tuple[JobView, Sequence[RunLedger
     try:
         return report_of(place.job, place.node, read, all_runs=all_runs)
     except ValueError as error:
-        hint = f"Its journal is {place.journal}; `supervise status --job {place.job}` shows what is there."
+        hint = f"Its journal is {place.journal}; `supervise status --job {place.job}` shows the job."
         raise SuperviseError(str(error), hint=hint, exit_code=ExitCode.USAGE) from error
 
 

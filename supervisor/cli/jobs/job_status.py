@@ -178,7 +178,7 @@ def _hang(view: JobView, now: float) -> HangStatus | None:
     from supervisor.core.watch.hangs import why_it_goes_on  # noqa: PLC0415  the rules are needed in a hang only
 
     goes_on = why_it_goes_on(view.state()[0], hang, is_first=False) if view.hang is not None else ""
-    done = f"the job goes on: {goes_on}" if goes_on else ""
+    done = f"the job continues: {goes_on}" if goes_on else ""
     return HangStatus(hang.kind.value, clean(hang.text), hang.ranks, still_s, clean(where), clean(hang.reason), done)
 
 

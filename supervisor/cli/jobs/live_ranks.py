@@ -78,7 +78,7 @@ def _waits(view: JobView, rank: int, pid: int) -> str | None:
         name = wait.file.path.rpartition("/")[2] or wait.file.path  # `--stacks` has all of it
         return f"{wait.file.call} of {name}" + (f" ({wait.file.fs_type})" if wait.file.fs_type else "")
     if wait.state in {"T", "t"}:
-        return "a signal to go on: it is stopped"
+        return "a signal to continue: it is stopped"
     if wait.state == "D":
         return "a disk or a driver"
     culprits = view.hang[1].ranks if view.hang is not None else ()

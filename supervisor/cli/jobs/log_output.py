@@ -61,7 +61,7 @@ class _Stream:
         return fd, TimeIndex(file) if self._times else None
 
     def turn_to(self, file: Path, at: int = 0) -> None:
-        """Go on with another part."""
+        """Continue with another part."""
         fd, index = self._open(file)
         self.close()
         self.fd, self.index, self.inode = fd, index, os.fstat(fd).st_ino

@@ -84,7 +84,7 @@ def stop(settings: Settings, job: str | None, *, wait_s: float = _WAIT_S, hurry:
         _send(place.job, holder)
     stdio.say(f"job {place.job}: {'its stop is under way' if under_way else 'asked to stop'} (pid {pid}); waiting up to {wait_s:g} s")
     if not _wait_ended(place, holder, wait_s):
-        hint = "The stop goes on: `supervise stop` waits again, `supervise stop --hurry` shortens it"
+        hint = "The stop continues: `supervise stop` waits again, `supervise stop --hurry` shortens it"
         stdio.say(f"job {place.job}: not ended after {wait_s:g} s: {_position(view_of(place)[0])}. {hint}.")
         return _NOT_ENDED
     stdio.write(sys.stdout, f"job {place.job}: {_end(place)}")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class IncidentWords(Struct, frozen=True):
     """The texts of an incident's page; "" where the page has none.
 
-    do: the first is what a person does, the others what else may help. begins: from what the command `again` would go on.
+    do: the first is what a person does, the others what else may help. begins: from what the command `again` would continue.
     """
 
     what: str

@@ -74,7 +74,7 @@ spec:
       # a node that was drained, preempted or lost is no failure of the job
       - action: Ignore
         onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
-      # 75: stopped, to go on later
+      # 75: stopped, to continue later
       - action: Ignore
         onExitCodes: {{containerName: train, operator: In, values: [75]}}
       # any other code is final: supervise gave it up, or a person interrupted it (130)
@@ -121,7 +121,7 @@ spec:
             - {{name: shm, mountPath: /dev/shm}}
       volumes:
         - {{name: state, persistentVolumeClaim: {{claimName: {name}-state}}}}
-        # of loader workers and NCCL; it counts as memory of the pod
+        # of loader workers and NCCL; it is memory of the pod
         - {{name: shm, emptyDir: {{medium: Memory, sizeLimit: 16Gi}}}}"""
 
 

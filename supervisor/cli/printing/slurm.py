@@ -28,7 +28,7 @@ _DIRECTIVES: Final = (
     ("nodes", "{nodes}", ""),
     ("ntasks-per-node", "1", "one supervise on each node; torchrun starts the ranks"),
     ("requeue", "", "after a preemption or a lost node, and where this script asks for it"),
-    ("open-mode", "append", "a requeued job goes on with the same file"),
+    ("open-mode", "append", "a requeued job continues with the same file"),
     ("output", "%x-%j.out", ""),
     ("signal", "USR1@{notice_s}", "notice before the time limit: so many seconds to save"),
 )
@@ -42,7 +42,7 @@ srun ${{SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"}} \\
     {command}
 code=$?
 {job_code}
-# 75: the job is to go on later. 143, 129: it was ended from outside before it could save, and continues from its newest checkpoint.
+# 75: the job is to continue later. 143, 129: it was ended from outside before it could save, and continues from its newest checkpoint.
 # 69: a node was not fit. Where supervise has noted which (supervise nodes), the job comes back on others.
 # Every other code is final: 0 is done, and what supervise gave up fails again.
 # Of an array this task alone is meant: the number of one task is that of the array.

@@ -77,7 +77,7 @@ def on_newest_save_gone(state: JobState, event: NewestSaveGone) -> Step:
         return loss_and_pace.without_warning(state, SAVE_GONE), (PrintMessage("info", text),)
     text = (
         f"the newest save of this run, {event.path}, is gone, and none is newer: a person removed it, or a rotation that sorts by the "
-        "number in the name; a restart would go on from an older one"
+        "number in the name; a restart would continue from an older one"
     )
     return loss_and_pace.with_warning(state, SAVE_GONE, text), (Alert(SAVE_GONE, state.attempt.number, text),)
 

@@ -52,7 +52,7 @@ def on_launcher_started(state: JobState, event: LauncherStarted) -> Step:
 
 
 def on_launcher_fell_back(state: JobState, event: LauncherFellBack) -> Step:
-    """Go on with stock torchrun under us."""
+    """Continue with stock torchrun under us."""
     message = PrintMessage("warning", f"torchrun is run as a plain command and restarted from outside: {event.reason}")
     gathers, several = state.attempt.awaits_agreement, state.run.policy.nodes > 1
     state = state.with_run(policy=replace(state.run.policy, launcher=event.launcher)).with_attempt(awaits_agreement=False, members=())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 DECLARED = "declared"
 #: The exit code that asks for a requeue: the next start continues the run (docs/reference/exit-codes.md).
 REQUEUE = 75
-#: Exit codes of a run that HUP or TERM ended: who starts the same command again wants it to go on.
+#: Exit codes of a run that HUP or TERM ended: who starts the same command again wants it to continue.
 ENDED_FROM_OUTSIDE = frozenset({129, 143})
 
 
@@ -94,7 +94,7 @@ def resumes_itself(state: JobState) -> bool:
 
 
 def resumes_at_next_start(state: JobState, code: int) -> bool:
-    """Whether the same command, started again after this exit code, is known to go on from the newest verified checkpoint.
+    """Whether the same command, started again after this exit code, is known to continue from the newest verified checkpoint.
 
     A load by a program's option does not show it: the script would not find that checkpoint by itself.
     """

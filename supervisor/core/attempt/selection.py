@@ -120,7 +120,7 @@ def _none_read(state: JobState, event: CheckpointSelected) -> tuple[FailureVerdi
     more = f" (and {len(event.silent) - 1} more)" if len(event.silent) > 1 else ""
     summary = f"no checkpoint could be read: {path}: {why}{more}"[:600]
     verdict = state.run.open_verdict or FailureVerdict(Cause.IO_ERROR, 0.9, summary, "select:silent", transient=True)
-    hint = f"see whether the disk answers: head -c 1 {path}; where a scheduler requeues the job, that start goes on with this run"
+    hint = f"see whether the disk answers: head -c 1 {path}; where a scheduler requeues the job, that start continues with this run"
     return verdict, Plan(PlanKind.STOP, summary, hint, "beginning", 75)
 
 

@@ -25,7 +25,7 @@ RESUME_HINT = "pass it by the script's own option (--resume-args '--resume {resu
 RESTARTS = frozenset({"failure", "takeover"})
 SCRATCH_HINT = "either permits it: --checkpoints 'DIR/*.pt' --resume-args '--resume {resume}', or --resumes-itself"
 DECLARED_HINT = (
-    "`supervise checkpoints verify DIR` tells what is there; correct --checkpoints, or give --resumes-itself if the script finds them"
+    "`supervise checkpoints verify DIR` lists what it finds; correct --checkpoints, or give --resumes-itself if the script finds them"
 )
 
 
@@ -279,6 +279,6 @@ def on_start_ceiling_passed(state: JobState, event: StartCeilingPassed) -> Step:
     return state, (
         PrintMessage(
             "info",
-            f"rank {names}: no heartbeat, so its progress is unknown and a hang of it is not seen (docs/explanation/instrumentation.md)",
+            f"rank {names}: no heartbeat, so its progress is unknown and a hang of it stays unseen (docs/explanation/instrumentation.md)",
         ),
     )

@@ -88,7 +88,7 @@ ROWS: dict[Cause, CauseRow] = {
         breaks_collectives=False,
         ends_by_kill=True,
         ladder=("interrupted",),
-        hints=(line("start it again where it should go on: nothing failed"),),
+        hints=(line("start it again where it should continue: nothing failed"),),
     ),
     Cause.SEGFAULT: CauseRow(
         meaning="Native code accessed invalid memory",

@@ -25,7 +25,7 @@ ROWS: dict[Cause, CauseRow] = {
             line(
                 Hint("make all ranks call the same collectives in the same order", ("mismatch",)),
                 "look at what rank {hang_ranks} did, at {hang_code}",
-                "find the missing rank: it has no timeout, or a lower sequence number; look at what it did (stack, data, I/O)",
+                "find the missing rank: it has no timeout, or a lower sequence number; look at its stack, data and I/O",
             ),
         ),
     ),

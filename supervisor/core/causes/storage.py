@@ -45,7 +45,7 @@ ROWS: dict[Cause, CauseRow] = {
         ),
         ladder=(*GUARDS, "clear_way", LAST),
         hints=(
-            line("run {remedy}, which moves it out of the script's sight", "move what is in the way out of the script's sight"),
+            line("run {remedy}, which moves it out of the script's sight", "move what lies in the way out of the script's sight"),
             line("let the script write to a temporary name and rename it"),
         ),
     ),

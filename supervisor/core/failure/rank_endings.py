@@ -51,7 +51,7 @@ KINDS: dict[EndKind, tuple[str, str]] = {
     EndKind.LATE: (
         "the training is over (the scripts are, or the last step is made and verified), and a process does not leave",
         (
-            "an alert names the rank and where it stands. Once nothing of it has worked for 10 minutes, `--on-hang restart` ends it as "
+            "an alert names the rank and its line. Once nothing of it has worked for 10 minutes, `--on-hang restart` ends it as "
             "`exit_stuck`: no attempt, no older checkpoint; 124, or 0 if rank 0 had left with 0"
         ),
     ),
@@ -60,7 +60,7 @@ KINDS: dict[EndKind, tuple[str, str]] = {
         "an incident with card and alert; a warning and the last line name rank and error. The code stays 0; nothing is restarted",
     ),
     EndKind.EARLY: (
-        "a rank left with 0 while the others went on, in code or in a handler of TERM",
+        "a rank left with 0 while the others continued, in code or in a handler of TERM",
         "that rank is at fault, not those that lost it. Restart from the newest checkpoint; at the same step again: stop (65)",
     ),
     EndKind.SEEMS_OVER: (
@@ -301,7 +301,7 @@ def explained(state: JobState, verdict: FailureVerdict) -> FailureVerdict:
     early = ending.early
     if early is not None and verdict.cause in _OF_PEERS:
         at = "" if ending.step is None else f" at step {ending.step}"
-        return _of_exit(early, f"rank {early.rank} left with 0{at}, the others went on", "left:early", verdict)
+        return _of_exit(early, f"rank {early.rank} left with 0{at}, the others continued", "left:early", verdict)
     if not ending.is_over or verdict.cause is Cause.EXIT_STUCK or verdict.summary.startswith(AFTER_THE_END):
         return verdict
     well = next((rank for rank in ending.ranks if rank.left_well), None)

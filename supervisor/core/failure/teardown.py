@@ -29,7 +29,7 @@ def stop_attempt(state: JobState, t: float, summary: str) -> Step:
 
 
 def tear_down(state: JobState, t: float, death: RankExit | None, summary: str) -> Step:
-    """End an attempt whose ranks are being stopped, or are gone: open (or go on with) the incident, collect what the observers know."""
+    """End an attempt whose ranks are being stopped, or are gone: open (or continue with) the incident, collect what the observers know."""
     state, opening = finish.with_incident(state, t, summary, death.rank if death else None)
     awaited = death is not None and was_asked(death.code, death.signal)
     deaths = (*state.attempt.deaths, death) if death else state.attempt.deaths
@@ -52,7 +52,7 @@ def on_rank_exited(state: JobState, event: RankExited) -> Step:
     if state.stage not in {Stage.STARTING, Stage.RUNNING} or not death.failed:
         return state.with_attempt(
             deaths=(*state.attempt.deaths, death)
-        ), ()  # the others may go on: then it left too early (rank_endings.py)
+        ), ()  # the others may continue: then it left too early (rank_endings.py)
     state, actions = tear_down(state, event.t, death, death.text)
     if state.run.policy.launcher is not Launcher.ELASTIC:
         actions = (deadlines.stop_ranks(state, "failure", death.text), *actions)

@@ -47,7 +47,7 @@ def on_health_changed(state: JobState, event: HealthChanged) -> Step:
         eviction = {finding.about: finding for finding in (*state.attempt.eviction, *reasons) if finding.about in after}
         state = state.with_attempt(eviction=tuple(eviction.values()))
     if worse:
-        then = "the job goes on; it is acted on at the next restart"
+        then = "the job continues; the next restart acts on it"
         if evicts or waits:
             then = f"the attempt is ended{' once its ranks are there' * waits} (health.evict_on)"
         actions.append(Alert("node_health", state.attempt.number, f"health: {findings.summary(worse)}; {then}"))

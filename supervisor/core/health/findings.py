@@ -1,4 +1,4 @@
-"""Decides by this node's findings whether an attempt may begin on it, and how to go on without a GPU.
+"""Decides by this node's findings whether an attempt may begin on it, and how to continue without a GPU.
 
 Only a finding that blocks holds an attempt back: a GPU that is lost or must be reset, a driver that does not fit its library, no space for
 one checkpoint. Every other finding is reported, and the job continues.
@@ -119,7 +119,7 @@ def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple
     before = {reported_finding.about: WORSE.get(reported_finding.result, 0) for reported_finding in state.run.reported_findings}
     new = [finding for finding in findings if WORSE.get(finding.result, 0) > before.get(finding.about, 0)]
     state = state.with_run(reported_findings=tuple(findings))
-    then = "it does not hold the next attempt back" if state.attempt.number else "the job goes on"
+    then = "it does not hold the next attempt back" if state.attempt.number else "the job continues"
     return state, (PrintMessage("warning", f"health: {summary(new)}; {then}"),) if new else ()
 
 
@@ -174,7 +174,7 @@ def _ranks(state: JobState, t: float, left: int, there: int) -> tuple[JobState, 
         return state, (), ""
     fewer = planning.fewer(state, t, wanted, left)
     if isinstance(fewer, str):
-        return state, (), fewer.replace("; to go on with them, ", "; to go on with them: ")
+        return state, (), fewer.replace("; to continue with them, ", "; to continue with them: ")
     state = state.with_run(nproc=fewer.nproc, overrides=overridden(state.run.overrides, fewer.changes))
     text = f"{fewer.nproc} of {wanted} ranks, because GPUs are out of use; {'; '.join(fewer.notes)}"
     return state, (PrintMessage("warning", text), Alert("batch_changed", state.attempt.number, text)), ""

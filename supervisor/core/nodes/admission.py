@@ -37,7 +37,7 @@ def on_nodes_waiting(state: JobState, event: NodesWaiting) -> Step:
         return state, (PrintMessage("info", _spare_text(state, event.count)),) if event.count else ()
     state, actions = request_save(state)
     when = "once the ranks have saved, which they are asked to" if actions else "after the next checkpoint that is verified, or a failure"
-    text = f"{count} node(s) ask to join: attempt {attempt.number} goes on, and they are taken in {when}"
+    text = f"{count} node(s) ask to join: attempt {attempt.number} continues, and they are taken in {when}"
     return state, (PrintMessage("info", text), *actions)
 
 

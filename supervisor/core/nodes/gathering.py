@@ -2,7 +2,7 @@
 
     GatherNodes ─> NodesGathered ─> SelectCheckpoint ─> CheckpointSelected ─> BeginAttempt
                                                               │ they do not fit each other ─> stop (65, 75, 78) on every node
-                                                              │ only this node does not, and the others can go on ─> stop here
+                                                              │ only this node does not, and the others can continue ─> stop here
                                                               └ only another node does not: its exit ends the attempt
 
 A node chooses nothing before the meeting. An example without this rule: rank 2 is killed while rank 0 saves step 60 for 1.5 s. The node of
@@ -50,7 +50,7 @@ _NAMED = 3  # of the nodes that failed the node check, each with the command tha
 _MIXED = "nodes would train on from different states"
 _NOTHING_IN_COMMON = _NodesApart("no checkpoint that every node has and can load", _MIXED, "checkpoint_mismatch:nodes")
 _LEAVES = _NodesApart(  # of this node alone: the others have what they resume from
-    "this node does not have what the other nodes resume from", "the other nodes go on without this one", "checkpoint_mismatch:this-node"
+    "this node does not have what the other nodes resume from", "the other nodes continue without this one", "checkpoint_mismatch:this-node"
 )
 _RESUME_DIFFERS = _NodesApart(
     "only some of the nodes would resume: their commands differ",
@@ -89,7 +89,7 @@ def on_nodes_overdue(state: JobState, t: float) -> Step:
     cause = Cause.NODE_LOST if state.run.last_agreement else Cause.RENDEZVOUS  # they had met before, or never
     verdict = FailureVerdict(cause, 0.9, text, "nodes:missing", transient=True)
     hint = "the scheduler's requeue continues this run; --rdzv-conf=join_timeout=SECONDS sets how long nodes are waited for"
-    return finish.stop_for(state, t, verdict, Plan(PlanKind.STOP, "too few nodes to go on", hint, "beginning", 75))
+    return finish.stop_for(state, t, verdict, Plan(PlanKind.STOP, "too few nodes to continue", hint, "beginning", 75))
 
 
 def on_nodes_gathered(state: JobState, event: NodesGathered) -> Step:
@@ -159,7 +159,7 @@ class Agreement(NamedTuple):
 
 
 def take_agreement(state: JobState, event: CheckpointSelected) -> Agreement:
-    """Take over the common choice of all nodes and their other agreements; or end where they, or this one, cannot go on."""
+    """Take over the common choice of all nodes and their other agreements; or end where they, or this one, cannot continue."""
     if not state.attempt.awaits_agreement:
         return Agreement(state)
     if event.peer_leaves:
@@ -207,7 +207,7 @@ def _others_leave(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def _leave_the_others(state: JobState, event: CheckpointSelected) -> Step:
-    """End this node alone: the others go on without it."""
+    """End this node alone: the others continue without it."""
     if event.unfit:
         return _stop_unfit(state, event)
     state = state.with_attempt(members=())
@@ -246,7 +246,7 @@ def _stop_unfit(state: JobState, event: CheckpointSelected) -> Step:
         host, is_excluded = node.partition(":")[0], number not in event.not_excluded
         reasons.append(f"{text}; the node is {'excluded' if is_excluded else 'not excluded: its ledger cannot be written'}")
         (allowing if is_excluded else in_use).append(host)
-    why = "; ".join(reasons)[:600] + (", and the others go on without it" if alone else "")
+    why = "; ".join(reasons)[:600] + (", and the others continue without it" if alone else "")
     hints = [f"once it is repaired: `supervise nodes allow {host}`" for host in allowing[:_NAMED]]
     if len(allowing) > _NAMED:
         hints.append("`supervise nodes` lists the others")
@@ -269,5 +269,5 @@ def _stop_for_batch(state: JobState, event: CheckpointSelected) -> Step:
     """Stop on every node before a rank starts: the nodes that are there would train with another global batch, and it is required."""
     summary = event.batch.text
     verdict = FailureVerdict(Cause.NONE, findings.SURE, summary[:300], "batch:not-held")
-    hint = "the scheduler's requeue continues this run, once as many nodes are there as before; nodes.batch=hold goes on without them"
+    hint = "the scheduler's requeue continues this run, once as many nodes are there as before; nodes.batch=hold continues without them"
     return finish.stop_for(state, event.t, verdict, Plan(PlanKind.STOP, f"nodes.batch=require: {summary}"[:600], hint, "beginning", 75))

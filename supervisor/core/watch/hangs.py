@@ -1,6 +1,6 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
-A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot go on by itself. `warn`
+A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot continue by itself. `warn`
 ends nothing. Ranks that stand behind the end of their training are no hang of it: only `restart` ends them, once nothing of theirs has
 worked for 10 minutes, and nothing is trained again. Of several nodes one acts for all; the others know of the hang, and raise no alert.
 """
@@ -33,7 +33,7 @@ TORCH_ACTS_S = 90.0
 
 
 def on_hang_suspected(state: JobState, _event: HangSuspected) -> Step:
-    """Go on: the ranks are being examined."""
+    """Continue: the ranks are being examined."""
     return state.with_attempt(hang_suspected=True), ()
 
 
@@ -54,7 +54,7 @@ def on_hang_confirmed(state: JobState, event: HangConfirmed) -> Step:
         return state, (KeepLook(state.attempt.number, state.incidents), *actions)
     if earlier is not None and (earlier.kind, earlier.slow) == (hang.kind, hang.slow):
         return state, ()
-    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job goes on: {goes_on}{_reason(hang)}{_remedy(hang)}{_devices(hang)}"
+    text = f"no progress for {hang.still_s:.0f} s: {hang.text}; the job continues: {goes_on}{_reason(hang)}{_remedy(hang)}{_devices(hang)}"
     return state, (KeepLook(state.attempt.number, 0), _alert(state, hang, text))
 
 
@@ -97,7 +97,7 @@ def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
     text, look = _end_text(state, hang), KeepLook(number, 0)
     if not hang.over:
         reports = hang.kind is HangKind.EXIT and is_first
-        works = f"{hang.working}, so it goes on; " if hang.working else ""
+        works = f"{hang.working}, so it continues; " if hang.working else ""
         then = f"{works}--on-hang restart ends it once nothing of it has worked for 10 minutes"
         return state, (look, _alert(state, hang, f"{text}; {then}{_devices(hang)}")) if reports else (look,)
     if state.run.policy.on_hang != "restart":
@@ -137,12 +137,12 @@ def _reason_to_go_on(state: JobState, hang: Hang, *, is_first: bool) -> str:
         return _SLOW if hang.slow else ""
     if policy.on_hang == "warn" or (not policy.on_hang and state.gpus):
         source = "" if policy.on_hang else ", the default where GPUs are visible"
-        return f"--on-hang warn{source}; --on-hang auto ends what cannot go on by itself, --on-hang restart every hang"
+        return f"--on-hang warn{source}; --on-hang auto ends what cannot continue by itself, --on-hang restart every hang"
     if hang.kind in _FOR_EVER:
         is_guess = is_first and not hang.calibrated
         return f"fewer than {CALIBRATION_STEPS} steps were seen, so the first sign is only reported" if is_guess else ""
     if state.gpus or hang.group_timeout_s is None:
-        may = "where GPUs are visible --on-hang auto ends only what cannot go on by itself" if state.gpus else "it may end by itself"
+        may = "where GPUs are visible --on-hang auto ends only what cannot continue by itself" if state.gpus else "it may end by itself"
         return f"{may}; --on-hang restart ends every hang"
     if hang.still_s > hang.group_timeout_s + TORCH_ACTS_S:
         return ""
@@ -153,10 +153,10 @@ def on_hang_cleared(state: JobState, event: HangCleared) -> Step:
     """Report that a reported hang is over."""
     was_reported = state.attempt.hang is not None
     state = state.with_attempt(hang_suspected=False, hang=None)
-    text = f"the job goes on after {event.still_s:.0f} s without progress: {event.text}"
+    text = f"the job continues after {event.still_s:.0f} s without progress: {event.text}"
     return state, (PrintMessage("info", text),) if was_reported else ()
 
 
 def on_stacks_requested(state: JobState, _event: StacksRequested) -> Step:
-    """Have the stacks of the ranks written, and go on."""
+    """Have the stacks of the ranks written, and continue."""
     return state, (DumpStacks(state.attempt.number),)

@@ -40,7 +40,7 @@ def on_loss_changed(state: JobState, event: LossChanged) -> Step:
     restarts = event.kind in NOT_FINITE and state.run.policy.on_nan == "restart"
     ends = restarts and state.stage is Stage.RUNNING
     option = "; --set loss.on_nan=restart would end the attempt" if event.kind in NOT_FINITE and not restarts else ""
-    then = "the attempt is ended (--set loss.on_nan=restart)" if ends else f"the job goes on{option}"
+    then = "the attempt is ended (--set loss.on_nan=restart)" if ends else f"the job continues{option}"
     alert = Alert(STRANGE_LOSS, state.attempt.number, f"loss: {text}; {then}")
     if not ends:
         return state, (alert,)
@@ -66,9 +66,9 @@ def on_pace_changed(state: JobState, event: PaceChanged) -> Step:
     text = with_condition(event.text, gpu_text(state, event.rank), health_text(state, event.rank)) if is_ours else event.text
     state = with_warning(state, event.about, text)
     if event.kind != STRAGGLER:
-        return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job goes on"),)
+        return state, (Alert(SLOW_TRAINING, state.attempt.number, f"pace: {text}; the job continues"),)
     node = "" if event.node is None else sharing.node_name(members[event.node], members)
-    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job goes on", culprit=(event.rank, node)),)
+    return state, (Alert(STRAGGLER, state.attempt.number, f"pace: {text}; the job continues", culprit=(event.rank, node)),)
 
 
 def stragglers(attempt: Attempt) -> tuple[tuple[int, int | None, str], ...]:

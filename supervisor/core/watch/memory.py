@@ -22,7 +22,7 @@ def on_memory_forecast(state: JobState, event: MemoryForecast) -> Step:
         return state, (PrintMessage("info", f"memory: over: {event.text}"),)
     if event.is_repeat:
         return state, ()
-    text = f"{forecast_text(event, event.t)}; the job goes on"
+    text = f"{forecast_text(event, event.t)}; the job continues"
     return state, (Alert(MEMORY_FORECAST, state.attempt.number, text, culprit=(event.rank, ""), when=when_text(event, event.t)),)
 
 

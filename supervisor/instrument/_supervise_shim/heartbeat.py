@@ -79,19 +79,19 @@ class HeartbeatWriter:
     # places
 
     def move_to(self, view: memoryview) -> None:
-        """Go on in a slot of the file: all that is known so far moves along, nothing of what stood there stays."""
+        """Continue in a slot of the file: all that is known so far moves along, nothing of what stood there stays."""
         view[layout.PID] = 0
         view[layout.PID + 1 :] = self._view[layout.PID + 1 :]
         view[layout.PID] = self._view[layout.PID]
         self._view = view
 
     def free_slot(self) -> None:
-        """Go on in private memory, and leave the slot free."""
+        """Continue in private memory, and leave the slot free."""
         slot, self._view = self._view, memoryview(bytearray(self._view)).cast("q")
         slot[layout.PID] = 0
 
     def lose(self, pid: int, start_ticks: int, rank: int) -> None:
-        """Go on in private memory, as this process: the slot is another process's by now, and holds its heartbeat."""
+        """Continue in private memory, as this process: the slot is another process's by now, and holds its heartbeat."""
         self._view = memoryview(bytearray(layout.SLOT_BYTES)).cast("q")
         self._view[layout.PID] = pid
         self._view[layout.START_TICKS] = start_ticks
@@ -113,7 +113,7 @@ class HeartbeatWriter:
         self._view[layout.RANK] = rank
 
     def detach_after_fork(self) -> None:
-        """Go on in private memory: a forked child must not beat for its parent."""
+        """Continue in private memory: a forked child must not beat for its parent."""
         self._view = memoryview(bytearray(self._view)).cast("q")
         self.wants_slot = self.still_ours = self.at_first_step = self.at_step = self.imported = self.after_save = self.start = None
 

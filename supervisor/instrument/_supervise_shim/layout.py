@@ -55,7 +55,7 @@ OVER_BITS = 24
 
 FLAG_AUTOGRAD = 1  # torch.autograd is watched: from here on "no backward seen" means something
 FLAG_BACKWARD = 4  # a backward pass ran
-FLAG_ELSEWHERE = 8  # training may go on where we do not see it: another framework, or processes started by torch.multiprocessing
+FLAG_ELSEWHERE = 8  # training may continue where we do not see it: another framework, or processes started by torch.multiprocessing
 FLAG_SAVE_ASKED = 16  # worker.should_save() or save_requested() returned True
 FLAG_ASKS = 32  # the script asks whether to save
 FLAG_WENT_ON = 64  # after that it continued (or ended in order) with no save under way
@@ -145,7 +145,7 @@ def loads_first(via: str, steps: int) -> bool:
 
 
 def proven_phase(phase: int, flags: int, age_ns: int) -> int:
-    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may go on where the shim has no hook."""
+    """Return the phase, or UNKNOWN where "before the first step" is not proven: training may continue where the shim has no hook."""
     if phase not in BEFORE_TRAINING or flags & FLAG_BACKWARD:
         return phase
     blind = flags & (FLAG_ELSEWHERE | FLAG_ROUNDS) or (not flags & FLAG_AUTOGRAD and age_ns > IMPORT_PROOF_NS)

@@ -28,7 +28,7 @@ WORDS = {
     "torch": "torch's defaults",
     "signals": "signal handlers",
     "threads": "the number of threads",
-    "at_exit": "what is called at exit",
+    "at_exit": "the calls at exit",
     "outputs": "where its output goes",
 }
 

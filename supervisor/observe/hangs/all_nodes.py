@@ -1,6 +1,6 @@
 """One hang over all nodes of a job: the looks of all of them are judged as those of one node are. Pure; for the coordinator alone.
 
-A node whose ranks stand still asks for a look, and all nodes take one. What it shows is judged by judge.py with diagnosis.py, as if all
+A node whose ranks stand still asks for a look, and all nodes take one. The look is judged by judge.py with diagnosis.py, as if all
 ranks were on one node: the ranks are still as long as those of the node that showed the last sign of life, and the limit is the longest of
 any node's. A node that did not answer is named, and is one of which nothing is known.
 """

@@ -255,7 +255,7 @@ def _file(path: str, holders: Sequence[int], begun: Mapping[int, float]) -> Awai
         return replace(awaited, text=f"the file {path} ({age}; it names {shown_process(writer)})", lives=True)
     is_seen = os.geteuid() in {0, status.st_uid}
     left = _left_by(status.st_mtime, begun) if is_seen else ""
-    held = "no process has it open" if is_seen else "of another user, whose processes are not seen"
+    held = "no process has it open" if is_seen else "of another user, whose processes are hidden"
     parts = (age, held, f"it names process {writer}, which is gone" if writer else "", left)
     return replace(awaited, text=f"the file {path} ({'; '.join(filter(None, parts))})", is_left=bool(left))
 

@@ -1,4 +1,4 @@
-"""Judges two neighbouring looks between which no rank moved: the kind of the hang, and who is to blame. Pure.
+"""Judges two neighbouring looks between which no rank moved: the kind of the hang, and the rank to blame. Pure.
 
 A node compares its own two looks (`compared`). The results for all ranks, of one node or of many, are judged by the same rules
 (`hang_of`).
@@ -179,7 +179,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _in_full(rank: ComparedRank) -> RankActivity:
-    """Return what a rank does, with what it uses, moves and waits for, if it is not in a collective."""
+    """Return a rank's activity: its calls, use, moves and waits, if it is not in a collective."""
     activity = rank.activity
     if activity.kind not in {ActivityKind.ELSEWHERE, ActivityKind.BLOCKED}:
         return activity

@@ -107,7 +107,7 @@ class HangJudge(Generic[L]):
             self._post(HangCleared(t, self._attempt, t - self.since_t, text))
 
     def begin_anew(self, t: float, text: str) -> None:
-        """Clear the suspicion, and be more patient: whatever this is, it may go on for long."""
+        """Clear the suspicion, and be more patient: whatever this is, it may continue for long."""
         self.clear(t, text)
         self.since_t = t
         self.patience = min(2 * self.patience, MOST_PATIENCE)
@@ -141,7 +141,7 @@ class HangJudge(Generic[L]):
             hang = replace(hang, over=t - suspicion.quiet_t >= OVER_S)
         else:
             suspicion.quiet_t = None
-        # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may go on
+        # a job without any step may be inference, or prepare its data for hours: as long as it computes, it may continue
         patient_s = math.inf if hang.busy and not has_trained else BUSY_TIMES * limit_s
         is_first = not suspicion.confirmed
         may_go_on = hang.busy or (hang.kind in WAITS_ELSEWHERE and not is_whole)

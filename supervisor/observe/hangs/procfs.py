@@ -133,7 +133,7 @@ def waits(pid: int) -> ThreadWait:
     wchan = "" if wchan == "0" else wchan
     stack = tuple(re.findall(r"\] ([^\s+]+)", text(f"{thread}/stack")))
     call, arguments = _call(text(f"{thread}/syscall"))
-    # of a stopped thread the kernel shows the call that it came out of, or would go on with: it waits for nothing but a signal
+    # of a stopped thread the kernel shows the call that it came out of, or would continue with: it waits for nothing but a signal
     file = None if state in {"R", "T", "t"} else _file(pid, call, arguments, wchan, stack)
     return ThreadWait(state, wchan, call, stack, file, arguments)
 

@@ -2,7 +2,7 @@
 
 /proc/PID/statm are counters: reading them takes no lock of the process. /proc/PID/smaps_rollup, which alone tells how much of its pages a
 process shares with others (PSS), walks all of them under the lock that the process itself needs for each mmap and munmap. Measured on
-Linux 6.18 with 100 GB mapped: one read takes 5 s, page faults go on, an mmap waits 0.4 s on average and 0.8 s at most (else 0.2 ms). So
+Linux 6.18 with 100 GB mapped: one read takes 5 s, page faults continue, an mmap waits 0.4 s on average and 0.8 s at most (else 0.2 ms). So
 PSS is read of loader workers only, of none that holds more than MOST_BYTES, once a minute each, and for BUDGET_S at each sample.
 """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from supervisor.classify.logs.catalogue import Catalogue
-    from supervisor.classify.logs.match import Scanner
+    from supervisor.classify.logs.scanner import Scanner
 
 #: So much is read of each end of a log, and so many logs.
 END_BYTES = 256 * 1024

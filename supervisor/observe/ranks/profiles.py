@@ -91,7 +91,7 @@ class RankProfile:
                 f"it did not answer within {ANSWER_S:g} s: C code holds its GIL, or it is stopped; `supervise status --stacks` shows it"
             )
         elif t - self._begun_t > self.longest_s + WRITE_S:
-            self.failure = "it did not end its recording: `supervise status --stacks` shows what it does"
+            self.failure = "it did not end its recording: `supervise status --stacks` shows its stack"
 
     @property
     def longest_s(self) -> float:

@@ -165,7 +165,7 @@ def _tiles(status: Status, report: JobReport | None) -> list[Tile]:
         return []
     figures = report.figures if report is not None else None
     total = f" of {status.total_steps:,}" if status.total_steps and status.step is not None and not status.step_relative else ""
-    step = "not seen" if status.step is None else f"{status.step:,}{total}"
+    step = "unknown" if status.step is None else f"{status.step:,}{total}"
     pace = wording.pace_text(status.steps_per_s) if status.runs and status.steps_per_s else ""
     if not pace and figures is not None and figures.step_s:
         pace = f"{wording.pace_text(1 / figures.step_s)} (median)"

@@ -29,7 +29,7 @@ STATE_TEXTS: Final = {
     TimeState.DEGRADED: ("slow steps", Tone.WARNING),
     TimeState.REWORK: ("steps made again", Tone.WARNING),
     TimeState.CHECKPOINT_STALL: ("saving", Tone.PLAIN),
-    TimeState.UNMEASURED: ("steps not seen", Tone.WARNING),
+    TimeState.UNMEASURED: ("steps unknown", Tone.WARNING),
     TimeState.START_AND_LOAD: ("start and load", Tone.PLAIN),
     TimeState.DETECTION: ("standing still", Tone.WARNING),
     TimeState.TEAR_DOWN: ("tear-down", Tone.PLAIN),
@@ -154,7 +154,7 @@ def _count(number: int, name: str) -> str:
 def _end_text(report: JobReport) -> str:
     run = report.runs[-1]
     if run.goes_on:
-        return "it goes on"
+        return "it continues"
     if not run.is_over:
         return "supervise died"
     code = run.exit_code or 0
@@ -188,7 +188,7 @@ def _share_facts(report: JobReport) -> list[Fact]:
         ettr += ": no step of the ranks was seen"
     facts = [Fact("ETTR", ettr, Tone.STRONG), Fact("goodput", goodput, Tone.STRONG)]
     if not all(run.counts_rework for run in report.runs):
-        text = "steps made again may be among the new ones: from which step an attempt went on is not recorded"
+        text = "steps made again may be among the new ones: from which step an attempt continued is not recorded"
         facts.append(Fact("note", text, Tone.WARNING))
     return facts
 

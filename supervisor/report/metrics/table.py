@@ -38,7 +38,7 @@ class Metric(StrEnum):
     # the supervised job
     BUILD_INFO = "build_info", "gauge", "version", "1; the version of `supervise`"
     RUN_INFO = "run_info", "gauge", "run node", "1; the run, as `supervise why` and the journal name it, and the host name of its node"
-    RUN_START = "run_start_timestamp_seconds", "gauge", "", "when the run began; a requeue goes on with the run"
+    RUN_START = "run_start_timestamp_seconds", "gauge", "", "when the run began; a requeue continues with the run"
     STAGE = "stage", "gauge", "stage", "1 for the [stage](stages.md) in which the job is, 0 for all others"
     ATTEMPT = "attempt", "gauge", "", "the number of the current attempt, from 1 on in each run"
     RANKS = "ranks", "gauge", "", "ranks of this node that run"

@@ -88,7 +88,7 @@ def test_what_checkpoints_hold_is_not_dangerous(name: str, protocol: int, tmp_pa
     assert ("needs names that are not listed" in found.reason) == of_its_own
     elsewhere = verify(str(path))
     assert elsewhere.verdict is (Verdict.DANGEROUS if of_its_own else Verdict.VERIFIED), elsewhere
-    assert ("this job was not seen to write the file" in elsewhere.reason) == of_its_own
+    assert ("the file is not known as this job's" in elsewhere.reason) == of_its_own
 
 
 #: Objects of the standard library that are on no list. A setting or a report of the machine in a checkpoint holds such.

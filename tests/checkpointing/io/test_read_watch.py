@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class VirtualTime:
-    """A clock that goes on by `look_s` with each look at a read that hangs: a busy machine is no slow disk."""
+    """A clock that continues by `look_s` with each look at a read that hangs: a busy machine is no slow disk."""
 
     def __init__(self, hangs: Callable[[], bool]) -> None:
         """Begin at zero."""

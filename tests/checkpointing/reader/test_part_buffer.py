@@ -39,7 +39,7 @@ def test_after_the_last_pass_nothing_is_kept() -> None:
     assert on_its_way is not None
     buffer.release(kept)
     buffer.end_pass()
-    assert buffer.reserve(3) is kept, "another pass goes on"
+    assert buffer.reserve(3) is kept, "another pass continues"
     buffer.release(kept)
     buffer.end_pass()
     buffer.release(on_its_way)

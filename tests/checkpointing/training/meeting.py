@@ -149,7 +149,7 @@ def sharded_on_one_disk_each(place: Path) -> dict[str, Any]:
 
 
 def alone_in_trouble(place: Path) -> dict[str, Any]:
-    """Have one rank be unable to load what all agreed on: none goes on without it."""
+    """Have one rank be unable to load what all agreed on: none continues without it."""
     save({"weights": torch.ones(10)}, place / "ckpt", step=1)
     where = "cpu" if dist.get_rank() == 0 else "no-such-device"
     failed = caught(lambda: load_latest(place / "ckpt", map_location=where))

@@ -250,7 +250,7 @@ def whole_file(place: Path) -> dict[str, Any]:
 
 
 def own_parts(place: Path) -> dict[str, Any]:
-    """Give each rank random generators and a data position of its own, save, go on, load; then load as other ranks would."""
+    """Give each rank random generators and a data position of its own, save, continue, load; then load as other ranks would."""
     rank = dist.get_rank()
     random.seed(rank)
     np.random.seed(rank)  # noqa: NPY002 -- the state that libraries draw from
@@ -411,7 +411,7 @@ def absent_rank(place: Path) -> dict[str, Any]:
 
 
 def late_rank(_place: Path) -> dict[str, Any]:
-    """Come late on the last rank: the others warn, and all go on."""
+    """Come late on the last rank: the others warn, and all continue."""
     model = bare(1)
     state(model)
     ranks.PATIENCE_S = 0.5

@@ -135,7 +135,7 @@ def test_a_late_rank_is_named_in_a_warning_with_its_line_and_then_all_go_on(tmp_
     first, second = ranks("late_rank", 2, tmp_path)
     (warning,) = first["warned"]
     assert warning.startswith("the state was not taken: it still waits: only 1 of 2 ranks came within ")
-    assert "rank 1 did not: it stands at stating.py:" in warning
+    assert "rank 1 did not: it is at stating.py:" in warning
     assert warning.endswith("in late_rank")
     assert (first["error"], second["error"], second["warned"]) == ("", "", [])
 
@@ -164,7 +164,7 @@ def test_a_rank_in_a_collective_that_does_not_need_this_one_is_awaited(tmp_path:
     assert "will not come" not in first["error"]
 
 
-@pytest.mark.parametrize(("name", "why"), few_rows([("rank_gone", "its process is gone"), ("rank_elsewhere", "it stands at stating.py:")]))
+@pytest.mark.parametrize(("name", "why"), few_rows([("rank_gone", "its process is gone"), ("rank_elsewhere", "it is at stating.py:")]))
 def test_a_rank_that_cannot_come_any_more_is_an_error_at_once(name: str, why: str, tmp_path: Path) -> None:
     run(name, 2, tmp_path)
     seen = json.loads((tmp_path / "rank-0.json").read_text())

@@ -1,4 +1,4 @@
-"""Ranks that save and load together: all go on, or all raise; and all load the same step."""
+"""Ranks that save and load together: all continue, or all raise; and all load the same step."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_sharded_save_on_disks_that_are_not_shared_fails_on_every_rank_before_
     assert first["failed"][0] == second["failed"][0] == "CheckpointingError"
     assert "not every rank sees what rank 0 writes there" in first["failed"][1]
     assert "rank 1 does not see what rank 0 writes there" in second["failed"][1]
-    assert (first["then"], second["then"]) == ([], []), "the ranks go on together"
+    assert (first["then"], second["then"]) == ([], []), "the ranks continue together"
     assert (first["left"], second["left"]) == (["step-00000002.pt"], [])
 
 
@@ -107,7 +107,7 @@ def test_a_late_rank_is_named_with_its_line_in_a_warning_and_the_save_succeeds(t
     *others, late = ranks("rank_late", 4, tmp_path)
     (warning,) = others[0]["warned"]
     assert warning.startswith(f"checkpoint was not saved: {tmp_path}/ckpt/step-00000001.pt: it still waits: only 3 of 4 ranks came within ")
-    assert "rank 3 did not: it stands at meeting.py:" in warning
+    assert "rank 3 did not: it is at meeting.py:" in warning
     assert warning.endswith("in rank_late")
     assert [seen["warned"] for seen in (*others[1:], late)] == [[], [], []], "one rank warns for all"
     assert [seen["failed"] for seen in (*others, late)] == [[]] * 4
@@ -124,7 +124,7 @@ def test_a_save_of_rank_0_alone_warns_and_fails_at_the_time_limit_of_the_group(t
     for line in (text, *first["warned"]):
         assert "only 1 of 4 ranks came within " in line
         for rank in (1, 2, 3):
-            assert f"rank {rank} did not: it stands at meeting.py:" in line
+            assert f"rank {rank} did not: it is at meeting.py:" in line
     assert len(first["warned"]) == 1
     assert "will not come" not in text
     assert names_in(tmp_path / "ckpt") == ["step-00000001.pt"], "what rank 0 wrote stays"
@@ -133,7 +133,7 @@ def test_a_save_of_rank_0_alone_warns_and_fails_at_the_time_limit_of_the_group(t
 @pytest.mark.parametrize(
     ("name", "number", "why"),
     [
-        ("rank_in_a_collective", 4, "it stands at meeting.py:"),
+        ("rank_in_a_collective", 4, "it is at meeting.py:"),
         pytest.param("rank_dead", 2, "its process is gone", marks=pytest.mark.slow),
     ],
 )

@@ -126,7 +126,7 @@ def test_a_file_is_read_only_once_it_stood_still(tmp_path: Path, watch: Callable
     written: list[tuple[float, float]] = []
     for _ in range(40):
         before = time.monotonic()
-        os.utime(path)  # it goes on changing
+        os.utime(path)  # it continues changing
         written.append((before, time.monotonic()))
         threading.Event().wait(0.025)
     assert watched.next() == ("step_5.pt", 5)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from supervisor.classify.engine import classify
 from supervisor.classify.logs import catalogue, log_end, match, text
-from supervisor.classify.logs.match import PlainScanner, Reader, read_text
+from supervisor.classify.logs.match import Reader, read_text
 from supervisor.classify.logs.rows import parse
+from supervisor.classify.logs.scanner import PlainScanner
 from supervisor.core.model import Cause, Evidence
 from tests.support.few import few
 

@@ -13,8 +13,9 @@ from health.kernellog import messages
 from supervisor.classify import exception_table, exits
 from supervisor.classify.logs import rows
 from supervisor.classify.logs.catalogue import build
-from supervisor.classify.logs.match import PlainScanner, read_text
+from supervisor.classify.logs.match import read_text
 from supervisor.classify.logs.patterns import KernelMessage, MessagePattern, OwnPattern, groups_of
+from supervisor.classify.logs.scanner import PlainScanner
 from supervisor.config import signatures
 from supervisor.core.model import Cause
 

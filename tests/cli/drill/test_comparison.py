@@ -70,7 +70,7 @@ def test_where_the_first_attempt_printed_too_little_after_its_save_no_other_data
     comparison = compare(LOADED, FIRST[:6], [1.35, 1.31, 1.28], SAVED_AT)
     assert (comparison.is_proven, comparison.losses.result) == (True, LossResult.NEAR)
     assert comparison.losses.text.endswith("before the kill; not compared: print more than 2 losses from one save to the next")
-    assert comparison.outcome[0].endswith("whether data and randomness go on was not seen")
+    assert comparison.outcome[0].endswith("whether data and randomness continue is unknown")
 
 
 @pytest.mark.parametrize("losses", [[2.4, 2.2, 1.9], [8.0, 7.5, 7.2], [math.nan, math.nan]], ids=str)

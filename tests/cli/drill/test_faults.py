@@ -84,5 +84,5 @@ def test_the_beginning_of_the_attempt_before_the_fault_is_no_recovery() -> None:
 def test_a_hang_that_goes_on_is_noticed_and_a_stop_counts_only_where_the_drill_asked_for_it() -> None:
     found = account(JobView(hang=(118.0, Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=18.0, limit_s=10.0)), stop_t=150.0))
     assert (found.opened_t, found.noticed is not None and found.noticed[0]) == (None, 118.0)
-    assert "no progress for 18 s: rank 1 does not come; the job goes on" in str(found.noticed)
+    assert "no progress for 18 s: rank 1 does not come; the job continues" in str(found.noticed)
     assert account(JobView(stop_t=101.0), 101.0).noticed == (101.0, "asked to stop")

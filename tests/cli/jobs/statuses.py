@@ -77,7 +77,7 @@ def hung() -> Status:
     ranks = [replace(rank, phase_s=95.0) for rank in running().ranks]
     return running(
         state=StateWord.HUNG,
-        hang=HangStatus("late", text, (1,), 95.3, "rank 1, /home/ada/bert/train.py:65 in main", done="the job goes on: --on-hang warn"),
+        hang=HangStatus("late", text, (1,), 95.3, "rank 1, /home/ada/bert/train.py:65 in main", done="the job continues: --on-hang warn"),
         steps_per_s=0.0,
         eta_s=None,
         last_step_age_s=95.3,
@@ -103,7 +103,7 @@ def restarting() -> Status:
         "A GPU ran out of memory (cuda_oom, 97 % sure)",
         "rank 1 on gpu-7, /home/ada/bert/train.py:57 in forward, step 1400",
         "restart as attempt 3: from the newest verified checkpoint, with half the batch",
-        "nothing: it goes on by itself",
+        "nothing: it continues by itself",
         "cuda_oom",
     )
     return running(

@@ -152,7 +152,7 @@ def test_a_rank_that_stands_still_shows_what_it_waits_for(written: RecordedJob, 
     wait_for(lambda: "stopped" in (live_ranks.rank_statuses(view, beats)[1].waits or ""), "the stop")
     first, second, third = live_ranks.rank_statuses(view, beats)
     assert (first.waits, first.lag, first.phase) == ("rank 1", 0, "train")
-    assert (second.waits, second.lag) == ("a signal to go on: it is stopped", 1)
+    assert (second.waits, second.lag) == ("a signal to continue: it is stopped", 1)
     assert third.waits is None, "it made a step a moment ago"
     reducing = replace(beats[0], life_ns=time.monotonic_ns())
     assert live_ranks.rank_statuses(view, [reducing, *beats[1:]])[0].waits is None, "it began a collective a moment ago"

@@ -92,7 +92,7 @@ def test_a_job_that_runs_is_reported_up_to_now(
     monkeypatch.setattr(time, "time", lambda: written.T0 + 70)
     report = document(written, capsys)
     assert (report["wall_s"], report["seconds"]["productive"], report["runs"][0]["goes_on"]) == (70.0, 60.0, True)
-    assert "it goes on" in page(written, capsys)
+    assert "it continues" in page(written, capsys)
 
 
 def test_several_runs_are_added_up(root: Path, make_job: type[RecordedJob], capsys: pytest.CaptureFixture[str]) -> None:

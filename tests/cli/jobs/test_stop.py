@@ -115,7 +115,7 @@ def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
         assert main(["stop", "--wait-s", "0.5"]) == 1
         err = capsys.readouterr().err
         assert begins in err
-        assert re.search(r"not ended after 0\.5 s: [\w, ]+\. The stop goes on: ", err)
+        assert re.search(r"not ended after 0\.5 s: [\w, ]+\. The stop continues: ", err)
         wait_for(lambda: stage(tmp_path) == "stopping", "the supervisor has taken the request", 60)
     assert job.poll() is None
     assert main(["stop", "--hurry", "--wait-s", "60"]) == 0

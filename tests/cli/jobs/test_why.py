@@ -68,7 +68,7 @@ def test_the_six_hops_of_a_failure_that_was_survived(written: RecordedJob, capsy
         r"when +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \S+; no rank was left 2\.0 s later \(1 more rank died with it\)",
         r"evidence +rank 1 was killed by SIGKILL killed_unknown, 60 % sure, transient",
         r"done +\d\d:\d\d:\d\d restarted as attempt 2",
-        r"do +nothing: the training went on",
+        r"do +nothing: the training continued",
         r"checkpoint .*step 3 from ckpt/3.pt \(verified: structure; 2 found\)",
         r"rejected +ckpt/9.pt: torn: no directory, and 1 more",
         r"attempt 2 resumed at step 3 from ckpt/3.pt; 14 s after the failure",
@@ -169,8 +169,8 @@ def test_a_failure_that_came_again_is_not_said_to_need_nobody(written: Any, caps
         written.feed(EvidenceCollected(t + 1, n, written.state.incidents, (*facts, Evidence("heartbeat", "phase", "train", 1)), 0.1))
         written.restart(at + 10)
     written.succeed(200)
-    assert "do          see incident 2: the training went on, and the same failure came again" in explained(written, capsys, 1)
-    assert "do          nothing: the training went on" in explained(written, capsys, 2)
+    assert "do          see incident 2: the training continued, and the same failure came again" in explained(written, capsys, 1)
+    assert "do          nothing: the training continued" in explained(written, capsys, 2)
 
 
 def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_the_pages(
@@ -191,7 +191,7 @@ def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_
     words = document["incidents"][0]["words"]
     assert " ".join(text.split()).count(words["done"]) == 1
     assert words["what"] == "A process was killed, and no evidence shows by whom"
-    assert words["do"] == ["nothing: the training went on"]
+    assert words["do"] == ["nothing: the training continued"]
     with pytest.raises(SuperviseError, match="--all explains every incident: 2") as caught:
         why(written.settings, "train", 2, show_all=True)
     assert caught.value.exit_code == 64

@@ -281,7 +281,7 @@ def test_what_is_typed_filters_the_list_at_once_and_stays_in_the_address(browser
     assert browser.evaluate(shown) == [f"llama-{number}" for number in range(4)], "before anybody answered"
     assert browser.evaluate("location.search") == "?name=LLAMA"
     browser.wait(lambda: browser.evaluate("document.querySelectorAll('[data-job]').length") == 4, "the server's own filter")
-    assert browser.evaluate("[document.activeElement.id, document.activeElement.value]") == ["name", "LLAMA"], "one goes on typing"
+    assert browser.evaluate("[document.activeElement.id, document.activeElement.value]") == ["name", "LLAMA"], "one continues typing"
     browser.evaluate("document.querySelector('#name').select()")
     browser.ask("Input.insertText", text="bert")
     browser.wait(lambda: len(browser.evaluate(shown)) == 5, "jobs that the page did not have")

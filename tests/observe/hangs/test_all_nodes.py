@@ -258,7 +258,7 @@ def test_a_step_between_the_looks_shows_that_there_is_no_hang(job: Job) -> None:
     job.passes(40)
     assert job.told == ["rank 1 made a step (node b:1)"]
     job.passes(60)
-    assert len(job.told) == 2, "node a stands still for longer than its limit: the looks go on once that of all is over"
+    assert len(job.told) == 2, "node a stands still for longer than its limit: the looks continue once that of all is over"
 
 
 def test_a_rank_in_another_line_shows_it_too_and_the_patience_grows(job: Job) -> None:

@@ -167,7 +167,7 @@ def test_a_file_of_another_user_is_not_called_left_because_those_processes_are_n
     begun, owner = {1: time.time() + 100.0}, (tmp_path / "lock").stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     wait = of_file(tmp_path / "lock", begun)
-    assert (wait.is_left, wait.text.endswith("; of another user, whose processes are not seen)")) == (False, True)
+    assert (wait.is_left, wait.text.endswith("; of another user, whose processes are hidden)")) == (False, True)
     monkeypatch.setattr(os, "geteuid", lambda: 0)  # sees all; a file server may give its files to nobody
     assert of_file(tmp_path / "lock", begun).is_left
 
@@ -205,4 +205,4 @@ def test_the_file_that_a_rank_polls_is_had_from_its_loop(ranks: Ranks, tmp_path:
     (found,) = wait_for(lambda: ranks.look().ranks[0].process.awaits, "the wait in a look", alive=lambda: ranks.processes[0].poll() is None)
     assert found.name == str(tmp_path / "lock")
     (tmp_path / "lock").unlink()
-    assert ranks.processes[0].wait(PATIENCE_S) == 0, "the loop went on as if nobody had looked"
+    assert ranks.processes[0].wait(PATIENCE_S) == 0, "the loop continued as if nobody had looked"

@@ -108,7 +108,7 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
     ("gone", (waiting(0), GONE), HangKind.GONE, "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is gone", (1,)),
     ("all are gone", (GONE,), HangKind.GONE, "rank 1 is gone", (1,)),
     (
-        "a rank ended in order, and another one goes on",
+        "a rank ended in order, and another one continues",
         (outside(0), GONE_IN_ORDER),
         HangKind.STILL,
         "rank 0 is in <module> (train.py:90)",
@@ -234,7 +234,7 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
         (0,),
     ),
     (
-        "it issued the collective, and went on to something else",
+        "it issued the collective, and continued to something else",
         (waiting(0), replace(waiting(1), process=process(101, stack(user(70, "evaluate")), ThreadWait("S", "hrtimer_nanosleep")))),
         HangKind.LATE,
         "rank 0 waits in all_reduce (seq 42, train.py:61); rank 1 is in evaluate (train.py:70)",

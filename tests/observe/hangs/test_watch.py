@@ -129,7 +129,7 @@ def test_a_loop_of_collectives_that_stands_still_is_a_hang_within_the_limit_of_a
 
 
 def test_a_loop_with_long_pauses_is_no_hang_as_long_as_its_ranks_work() -> None:
-    """A pause that is longer than any before it is looked at, and both looks show that the ranks went on."""
+    """A pause that is longer than any before it is looked at, and both looks show that the ranks continued."""
     job = VirtualJob(ranks=2)
     for rank in range(2):
         job.set(rank, phase=Phase.UNKNOWN, rounds=True)

@@ -132,13 +132,13 @@ def test_what_a_rank_printed_before_it_failed_is_unfolded_where_the_job_is_not_w
 def test_the_incident_that_holds_the_job_up_or_ended_it_is_the_first_and_its_card_is_there(outcome: str, state: StateWord) -> None:
     report = report_of(incidents=60)
     report.incidents[-1] = replace(report.incidents[-1], outcome=outcome, lost_s=0.0, what="A process was killed")
-    cards = {60: FactPage("incident 60", (Fact("what", "A process was killed"), Fact("do", "nothing: it goes on")))}
+    cards = {60: FactPage("incident 60", (Fact("what", "A process was killed"), Fact("do", "nothing: it continues")))}
     element = section(tree_of(text_of(report, replace(STATUS, state=state), cards)), "incidents")
     first = element[1]
     assert (first.tag, first.get("id")) == ("div", "incident-60")
     assert said(first).startswith(outcome.replace("_", " "))
     assert "rank 1: A process was killed" in said(first)
-    assert "nothing: it goes on" in said(first)
+    assert "nothing: it continues" in said(first)
     assert len(list(element.iter("details"))) == MOST_CARDS, "the others, and what holds those that are older"
 
 

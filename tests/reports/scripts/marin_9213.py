@@ -1,4 +1,4 @@
-"""marin-community/marin#9213, #9209 (2026): the upload of one rank fails, it logs that and goes on, and its peer waits for it.
+"""marin-community/marin#9213, #9209 (2026): the upload of one rank fails, it logs that and continues, and its peer waits for it.
 
 `--said LINE`: what rank 1 logs; `--fails-at STEP`: after which step; `--dies-at STEP`: after which one rank 0 waits in a barrier.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     for step in range(training.first + 1, asked.steps + 1):
         training.step()
         if training.rank == 1 and step == asked.fails_at:
-            log.error(asked.said % step if "%d" in asked.said else asked.said)  # and it goes on, without the barrier
+            log.error(asked.said % step if "%d" in asked.said else asked.said)  # and it continues, without the barrier
         elif step == asked.dies_at and training.rank == 0:
             dist.barrier(group=uploads)
 

@@ -1,4 +1,4 @@
-"""NVIDIA/Megatron-LM#1310 (2024): resumed at the last step, the last save fails, and an elastic launcher goes on for ever."""
+"""NVIDIA/Megatron-LM#1310 (2024): resumed at the last step, the last save fails, and an elastic launcher continues for ever."""
 
 import os
 import signal

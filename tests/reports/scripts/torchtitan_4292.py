@@ -72,7 +72,7 @@ def main() -> None:
         training.model.load_state_dict(torch.load(directory / "model.pt"))
         training.optimizer.load_state_dict(torch.load(directory / "optim.pt"))
     if training.rank == 0:
-        sys.stdout.write(f"goes on from step {training.first}\n")
+        sys.stdout.write(f"continues from step {training.first}\n")
         sys.stdout.flush()
     for step in range(training.first + 1, training.options.steps + 1):
         training.step()

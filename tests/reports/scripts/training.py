@@ -1,4 +1,4 @@
-"""The training of the reports: gloo ranks, rank 0 saves ckpt/step-N.pt at each 20th of 200 steps; `--resume PATH` goes on from one.
+"""The training of the reports: gloo ranks, rank 0 saves ckpt/step-N.pt at each 20th of 200 steps; `--resume PATH` continues from one.
 
 A script that rebuilds a report gives a function that is called before each step, or calls `begin`, `step` and `save` itself:
 

@@ -64,7 +64,7 @@ def main() -> None:
     trainer = Trainer(model=Model(), args=args, train_dataset=data)
     dies_once(*((torch, "save") if options.killed_before == "arguments" else (trainer, "_save_optimizer_and_scheduler")))
     last = get_last_checkpoint("out") if Path("out").is_dir() else None
-    sys.stdout.write(f"goes on from {last}\n")
+    sys.stdout.write(f"continues from {last}\n")
     sys.stdout.flush()
     trainer.train(resume_from_checkpoint=last)
 

@@ -208,7 +208,7 @@ class FleetPlay(Play):
         self._started(self.site.person_s, events.SupervisorStarted(back_t, "run", self.job.policy, command_digest="command"))
 
     def _requeued(self, after_s: float, left_t: float | None) -> None:
-        """Let the next supervisor read the state from the journal, and go on with the run."""
+        """Let the next supervisor read the state from the journal, and continue with the run."""
         recorded = msgspec.json.decode(msgspec.json.encode(difference(self.state, initial())))
         demand(state_of(recorded) == self.state, "the state that a journal gives back is another one")
         started = events.SupervisorStarted(

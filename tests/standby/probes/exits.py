@@ -168,4 +168,4 @@ if __name__ == "__main__":
     sys.stdout.write("begins\n")
     sys.stderr.write("begins\n")
     WAYS[sys.argv[1]]()
-    sys.stdout.write("goes on\n")
+    sys.stdout.write("continues\n")

@@ -31,7 +31,7 @@ _STEPS_BEFORE_STOP: Final = 25
 
 
 class FaultRow(Struct, frozen=True):
-    """One kind. title: `{rank}` took it. causes: the right ones; none: the job is to go on, without a report.
+    """One kind. title: `{rank}` took it. causes: the right ones; none: the job is to continue, without a report.
 
     place: what the ranks must have done for it (`_supervise_soak.py`), "" for nothing. absent: why it was never possible. goes_on: the job
     may train on without a restart.

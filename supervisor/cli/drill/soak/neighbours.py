@@ -69,5 +69,5 @@ def gpu_holders(gpus: Readings) -> list[str]:
         for row in reading.value if isinstance(reading.value, list) else ():
             if isinstance(row, dict):
                 pid = int(str(row.get("pid")))
-                holders[pid] = f"{row.get('command') or 'a process that is not seen from here'}, pid {pid}"
+                holders[pid] = f"{row.get('command') or 'a process that is hidden from here'}, pid {pid}"
     return list(holders.values())

@@ -21,7 +21,7 @@ _COLUMNS: Final = (
     Column("at step", right=True),
     Column("trains after"),
     Column("steps again", right=True),
-    Column("supervise said"),
+    Column("cause: action"),
     Column("right"),
 )
 

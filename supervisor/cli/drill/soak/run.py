@@ -226,7 +226,7 @@ class _Soak:
         return is_going
 
     def _recover(self, strike: Strike, result: FaultResult) -> bool:
-        """Await that all ranks train again; False if the job does not go on."""
+        """Await that all ranks train again; False if the job does not continue."""
         if strike.kind is SoakFault.SUPERVISOR:
             self._job.wait(self._job.has_ended)
             self._observed.start()  # as systemd or the scheduler would
@@ -277,7 +277,7 @@ class _Soak:
         return lambda: self._elapsed_s >= due_s
 
     def _left_s(self) -> float:
-        """Return how long the run with faults may go on: the quiet run follows it, where there are losses to compare."""
+        """Return how long the run with faults may continue: the quiet run follows it, where there are losses to compare."""
         box = replace(self._box, new_steps_s=self._observed.new_steps_s)
         return box.left_s(self._elapsed_s, with_quiet_run=self._observed.has_losses)
 

@@ -82,7 +82,7 @@ class TimeBox(Struct, frozen=True):
         return min(END_S, self.total_s / 10)
 
     def left_s(self, elapsed_s: float, *, with_quiet_run: bool) -> float:
-        """Return how long the run with faults may still go on."""
+        """Return how long the run with faults may still continue."""
         quiet_s = (self.first_start_s + self.new_steps_s) * QUIET_SLACK + self.end_s if with_quiet_run else 0.0
         return self.total_s - self.end_s - quiet_s - elapsed_s
 

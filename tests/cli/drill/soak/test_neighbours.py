@@ -44,7 +44,7 @@ def test_other_processes_on_the_gpus_are_named(tmp_path: Path) -> None:
     row = {"pid": 4711, "bytes": 1 << 30, "there": True, "command": "python", "user": 1000, "ours": ""}
     unseen = {"pid": 12, "bytes": 1 << 30, "there": False, "command": "", "user": None, "ours": ""}
     gpus = Readings((Reading("nvml", "gpu:GPU-1", "gpu.processes", [row]), Reading("nvml", "gpu:GPU-2", "gpu.processes", [row, unseen])))
-    with pytest.raises(SuperviseError, match=r"\(python, pid 4711, a process that is not seen from here, pid 12\)"):
+    with pytest.raises(SuperviseError, match=r"\(python, pid 4711, a process that is hidden from here, pid 12\)"):
         neighbours.refuse(tmp_path, gpus)
 
 

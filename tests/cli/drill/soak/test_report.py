@@ -43,7 +43,7 @@ def test_a_row_says_what_it_was_what_it_cost_and_what_supervise_said() -> None:
         "  goodput  75% of 20 min with faults made steps for the first time",
         "  losses   the words",
         "  again    supervise … drill soak --seed 5 --hours 1 --rate 12 -- …",
-        "#  fault                 at step  trains after  steps again  supervise said                  right",
+        "#  fault                 at step  trains after  steps again  cause: action                   right",
         "1  rank 1 killed             120  12 s                   20  killed_unknown (0.90): restart  yes",
         "2  rank 1's loader slow      120  12 s                   20  nothing                         yes",
     ]

@@ -342,36 +342,49 @@ LIGHT = [
 ]
 
 
+CALLED = {"--help": set(), "--version": {"about"}, "nonsense": set(), "why --help": {"jobs.why"}, "-- true": {"start.run"}}
+#: Prints the modules that each command line has imported when it is over, each in a fork of its own.
+IMPORTED = """
+import json, os, sys
+from supervisor.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    if not (pid := os.fork()):
+        os.dup2(2, 1)
+        main(arguments)
+        os.write(int(sys.argv[2]), (json.dumps([" ".join(arguments), *sys.modules]) + "\\n").encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Return what each quick command line, and one that runs a job, imported."""
+    lines = [*LIGHT, ["--", "true"]]
+    with (tmp_path_factory.mktemp("imported") / "modules").open("w+") as file:
+        command = [sys.executable, "-P", "-c", IMPORTED, json.dumps(lines), str(file.fileno())]
+        options: dict[str, Any] = {"env": {"PYTHONPATH": str(ROOT)}, "pass_fds": [file.fileno()], "stderr": subprocess.DEVNULL}
+        subprocess.run(command, cwd=Path(file.name).parent, timeout=120, check=True, **options)  # noqa: S603  our own code
+        file.seek(0)
+        found = {row[0]: set(row[1:]) for row in map(json.loads, file)}
+    assert set(found) == {" ".join(line) for line in lines}
+    return found
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", few(LIGHT, 4), ids=" ".join)
-def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments: list[str]) -> None:
-    code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
-    modules = set(done.stderr.splitlines()[-1].split())
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_nothing_heavy_is_imported_for_a_quick_answer(imported: dict[str, set[str]], arguments: list[str]) -> None:
+    modules = imported[" ".join(arguments)]
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
     assert arguments != ["--help"] or "supervisor.core.model" not in modules
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("arguments", "called"),
-    [
-        (["--help"], set()),
-        (["--version"], {"about"}),
-        (["nonsense"], set()),
-        (["why", "--help"], {"jobs.why"}),
-        (["--", "true"], {"start.run"}),
-    ],
-    ids=str,
-)
-def test_a_command_s_file_is_imported_when_it_is_called(tmp_path: Path, arguments: list[str], called: set[str]) -> None:
-    code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
-    imported = {name.removeprefix("supervisor.cli.") for name in done.stderr.splitlines()[-1].split()}
-    assert imported & {place.partition(":")[0] for place, _ in COMMANDS.values()} == called
+@pytest.mark.parametrize("line", CALLED)
+def test_a_command_s_file_is_imported_when_it_is_called(imported: dict[str, set[str]], line: str) -> None:
+    names = {name.removeprefix("supervisor.cli.") for name in imported[line]}
+    assert names & {place.partition(":")[0] for place, _ in COMMANDS.values()} == CALLED[line]
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -478,16 +491,27 @@ READING = [
 ]
 
 
+#: Calls each command line in a process of its own, and prints how it ended; to the end of the interpreter, which writes what is left.
+READ = """
+import json, os, sys
+from supervisor.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    if not (pid := os.fork()):
+        sys.exit(main(arguments))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), *arguments, file=sys.stderr, flush=True)
+"""
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("unbuffered", few(["", "1"]), ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", few(READING, 3), ids=" ".join)
-def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, arguments: list[str], unbuffered: str) -> None:
+def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, unbuffered: str) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()
     os.close(reader)
-    done = supervise(*arguments, cwd=failed_job, stdout=writer, env=environ)
+    command = [sys.executable, "-P", "-c", READ, json.dumps(READING)]
+    done = subprocess.run(command, cwd=failed_job, stdout=writer, stderr=subprocess.PIPE, env=environ, text=True, timeout=120, check=False)  # noqa: S603  our own code
     os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stderr.splitlines() == [" ".join(["0", *arguments]) for arguments in READING]
 
 
 @pytest.mark.process

@@ -19,6 +19,7 @@ from supervisor.cli import commands, main
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
+from tests.support import preloaded
 from tests.support.few import few, few_rows
 
 if TYPE_CHECKING:
@@ -265,7 +266,7 @@ WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
 )
 def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, text: str) -> None:
     """No run is opened that `why` would later call a death."""
-    done = supervise(*arguments, "--", "true", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), **environ})
+    done = preloaded.command_text(*arguments, "--", "true", cwd=tmp_path, environ={"PYTHONPATH": str(ROOT), **environ})
     assert (done.returncode, list(tmp_path.iterdir())) == (code, [])
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 2
@@ -503,15 +504,15 @@ for arguments in json.loads(sys.argv[1]):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("unbuffered", few(["", "1"]), ids=["buffered", "unbuffered"])
-def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, unbuffered: str) -> None:
+@pytest.mark.parametrize(("unbuffered", "lines"), few_rows([("", READING[1:4]), ("", READING), ("1", READING)]))
+def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, unbuffered: str, lines: list[list[str]]) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-P", "-c", READ, json.dumps(READING)]
+    command = [sys.executable, "-P", "-c", READ, json.dumps(lines)]
     done = subprocess.run(command, cwd=failed_job, stdout=writer, stderr=subprocess.PIPE, env=environ, text=True, timeout=120, check=False)  # noqa: S603  our own code
     os.close(writer)
-    assert done.stderr.splitlines() == [" ".join(["0", *arguments]) for arguments in READING]
+    assert done.stderr.splitlines() == [" ".join(["0", *arguments]) for arguments in lines]
 
 
 @pytest.mark.process

@@ -21,6 +21,7 @@ from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
 from tests.support import preloaded
 from tests.support.few import few, few_rows
+from tests.support.recorded_job import RecordedJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -274,9 +275,9 @@ def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[s
 
 @pytest.mark.process
 def test_a_wrong_setting_blocks_no_reading(tmp_path: Path) -> None:
-    assert supervise("--job", "j", "--", "true", cwd=tmp_path).returncode == 0
+    RecordedJob(tmp_path / ".supervise", "j").close()
     (tmp_path / "supervise.toml").write_text("[job\n", encoding="utf-8")
-    done = supervise("status", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "SUPERVISE_TYPO": "1"})
+    done = preloaded.command_text("status", cwd=tmp_path, environ={"PYTHONPATH": str(ROOT), "SUPERVISE_TYPO": "1"})
     assert done.returncode == 0
     assert "job j on" in done.stdout
     assert [line.partition(": ")[2].partition(":")[0] for line in done.stderr.splitlines()] == ["warning", "warning"]
@@ -452,7 +453,11 @@ def test_a_job_runs_and_is_looked_at_whatever_streams_are_closed(tmp_path: Path,
 @pytest.mark.process
 def test_a_stderr_that_is_full_ends_no_command(tmp_path: Path) -> None:
     for job in ("a", "b"):  # two, so that there is something to be told
-        assert supervise("--job", job, "--", "true", cwd=tmp_path).returncode == 0
+        written = RecordedJob(tmp_path / ".supervise", job)
+        written.begin()
+        written.start(5)
+        written.succeed(10)
+        written.close()
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = supervise("status", cwd=tmp_path, stderr=full)
         assert supervise("nonsense", cwd=tmp_path, stderr=full).returncode == 64

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.support import preloaded
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -141,7 +143,8 @@ def test_what_starts_a_training_starts_it(
 @pytest.mark.parametrize("command", READING)
 def test_what_reads_shows_what_was(trained: dict[str, subprocess.CompletedProcess[str]], places: dict[str, Path], command: str) -> None:
     assert trained[WITHOUT].returncode == 0
-    done = typed(command, places[PLAIN if "config" in command else WITHOUT])
+    place = places[PLAIN if "config" in command else WITHOUT]
+    done = preloaded.command_text(*shlex.split(command)[1:], cwd=place, environ=environment(place))
     assert done.returncode == 0, done.stderr
     assert READING[command] in done.stdout
 

@@ -4,8 +4,8 @@ Each line has the bound fields (job, run_id, attempt, incident, node, rank). The
 LIMIT_BYTES each, and to stderr where terminal.verbosity asks for it. Threads of their own render and write, so that a full, slow or hung
 disk never reaches the caller; lost lines are counted, and the next line that can be written reports them as `log.lost`.
 
-structlog renders the lines (log_lines.py). It is imported by these threads, and not before the ranks are started: its 200 modules take
-a tenth of a second of CPU time, for which a start would wait. Until then events wait in the queue.
+log_lines.py renders the lines. These threads import it, and structlog for a person's terminal, and not before the ranks are started:
+structlog takes a tenth of a second of CPU time, for which a start would wait. Until then events wait in the queue.
 """
 
 from __future__ import annotations

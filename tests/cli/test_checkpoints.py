@@ -23,6 +23,7 @@ from checkpointing.retention.copies import Copies
 from checkpointing.retention.prune import PRUNED, PrunedRow
 from checkpointing.verification import identity_of, verify
 from supervisor.checkpoints.mirror.mirrored import MirroredCheckpoints
+from tests.support import preloaded
 
 pytestmark = pytest.mark.process
 JOB = "it"
@@ -31,6 +32,8 @@ JOB = "it"
 def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     foreign = ("SUPERVISE_", "SLURM", "XDG_", "STATE_DIRECTORY")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    if arguments[0] == "checkpoints":
+        return preloaded.command_text(*arguments, cwd=place, environ=environment)
     command = [str(Path(sys.executable).with_name("supervise")), *arguments]
     return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
 

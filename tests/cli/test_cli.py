@@ -19,7 +19,9 @@ from supervisor.cli import commands, main
 from supervisor.cli.commands import COMMANDS, load_command
 from supervisor.cli.jobs.log_output import LogSelection
 from supervisor.config.settings import ROWS
+from tests.support import preloaded
 from tests.support.few import few, few_rows
+from tests.support.recorded_job import RecordedJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -265,7 +267,7 @@ WITHOUT_KEY = 'kind="webhook", url="http://a.b", secret_file="none"'
 )
 def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[str], environ: dict[str, str], code: int, text: str) -> None:
     """No run is opened that `why` would later call a death."""
-    done = supervise(*arguments, "--", "true", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), **environ})
+    done = preloaded.command_text(*arguments, "--", "true", cwd=tmp_path, environ={"PYTHONPATH": str(ROOT), **environ})
     assert (done.returncode, list(tmp_path.iterdir())) == (code, [])
     assert text in done.stderr
     assert len(done.stderr.splitlines()) == 2
@@ -273,9 +275,9 @@ def test_a_wrong_setting_leaves_nothing_behind(tmp_path: Path, arguments: list[s
 
 @pytest.mark.process
 def test_a_wrong_setting_blocks_no_reading(tmp_path: Path) -> None:
-    assert supervise("--job", "j", "--", "true", cwd=tmp_path).returncode == 0
+    RecordedJob(tmp_path / ".supervise", "j").close()
     (tmp_path / "supervise.toml").write_text("[job\n", encoding="utf-8")
-    done = supervise("status", cwd=tmp_path, env={"PYTHONPATH": str(ROOT), "SUPERVISE_TYPO": "1"})
+    done = preloaded.command_text("status", cwd=tmp_path, environ={"PYTHONPATH": str(ROOT), "SUPERVISE_TYPO": "1"})
     assert done.returncode == 0
     assert "job j on" in done.stdout
     assert [line.partition(": ")[2].partition(":")[0] for line in done.stderr.splitlines()] == ["warning", "warning"]
@@ -342,36 +344,49 @@ LIGHT = [
 ]
 
 
+CALLED = {"--help": set(), "--version": {"about"}, "nonsense": set(), "why --help": {"jobs.why"}, "-- true": {"start.run"}}
+#: Prints the modules that each command line has imported when it is over, each in a fork of its own.
+IMPORTED = """
+import json, os, sys
+from supervisor.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    if not (pid := os.fork()):
+        os.dup2(2, 1)
+        main(arguments)
+        os.write(int(sys.argv[2]), (json.dumps([" ".join(arguments), *sys.modules]) + "\\n").encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Return what each quick command line, and one that runs a job, imported."""
+    lines = [*LIGHT, ["--", "true"]]
+    with (tmp_path_factory.mktemp("imported") / "modules").open("w+") as file:
+        command = [sys.executable, "-P", "-c", IMPORTED, json.dumps(lines), str(file.fileno())]
+        options: dict[str, Any] = {"env": {"PYTHONPATH": str(ROOT)}, "pass_fds": [file.fileno()], "stderr": subprocess.DEVNULL}
+        subprocess.run(command, cwd=Path(file.name).parent, timeout=120, check=True, **options)  # noqa: S603  our own code
+        file.seek(0)
+        found = {row[0]: set(row[1:]) for row in map(json.loads, file)}
+    assert set(found) == {" ".join(line) for line in lines}
+    return found
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("arguments", few(LIGHT, 4), ids=" ".join)
-def test_nothing_heavy_is_imported_for_a_quick_answer(tmp_path: Path, arguments: list[str]) -> None:
-    code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
-    modules = set(done.stderr.splitlines()[-1].split())
+@pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
+def test_nothing_heavy_is_imported_for_a_quick_answer(imported: dict[str, set[str]], arguments: list[str]) -> None:
+    modules = imported[" ".join(arguments)]
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)
     assert arguments != ["--help"] or "supervisor.core.model" not in modules
 
 
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("arguments", "called"),
-    [
-        (["--help"], set()),
-        (["--version"], {"about"}),
-        (["nonsense"], set()),
-        (["why", "--help"], {"jobs.why"}),
-        (["--", "true"], {"start.run"}),
-    ],
-    ids=str,
-)
-def test_a_command_s_file_is_imported_when_it_is_called(tmp_path: Path, arguments: list[str], called: set[str]) -> None:
-    code = f"import sys\nfrom supervisor.cli.main import main\nmain({arguments!r})\nprint(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603  our own code
-    imported = {name.removeprefix("supervisor.cli.") for name in done.stderr.splitlines()[-1].split()}
-    assert imported & {place.partition(":")[0] for place, _ in COMMANDS.values()} == called
+@pytest.mark.parametrize("line", CALLED)
+def test_a_command_s_file_is_imported_when_it_is_called(imported: dict[str, set[str]], line: str) -> None:
+    names = {name.removeprefix("supervisor.cli.") for name in imported[line]}
+    assert names & {place.partition(":")[0] for place, _ in COMMANDS.values()} == CALLED[line]
 
 
 @pytest.mark.parametrize("path", COMMANDS)
@@ -438,7 +453,11 @@ def test_a_job_runs_and_is_looked_at_whatever_streams_are_closed(tmp_path: Path,
 @pytest.mark.process
 def test_a_stderr_that_is_full_ends_no_command(tmp_path: Path) -> None:
     for job in ("a", "b"):  # two, so that there is something to be told
-        assert supervise("--job", job, "--", "true", cwd=tmp_path).returncode == 0
+        written = RecordedJob(tmp_path / ".supervise", job)
+        written.begin()
+        written.start(5)
+        written.succeed(10)
+        written.close()
     with Path("/dev/full").open("w", encoding="utf-8") as full:
         done = supervise("status", cwd=tmp_path, stderr=full)
         assert supervise("nonsense", cwd=tmp_path, stderr=full).returncode == 64
@@ -478,16 +497,27 @@ READING = [
 ]
 
 
+#: Calls each command line in a process of its own, and prints how it ended; to the end of the interpreter, which writes what is left.
+READ = """
+import json, os, sys
+from supervisor.cli.main import main
+for arguments in json.loads(sys.argv[1]):
+    if not (pid := os.fork()):
+        sys.exit(main(arguments))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), *arguments, file=sys.stderr, flush=True)
+"""
+
+
 @pytest.mark.process
-@pytest.mark.parametrize("unbuffered", few(["", "1"]), ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("arguments", few(READING, 3), ids=" ".join)
-def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, arguments: list[str], unbuffered: str) -> None:
+@pytest.mark.parametrize(("unbuffered", "lines"), few_rows([("", READING[1:4]), ("", READING), ("1", READING)]))
+def test_a_reader_that_has_read_enough_is_no_error(failed_job: Path, unbuffered: str, lines: list[list[str]]) -> None:
     environ = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": unbuffered}
     reader, writer = os.pipe()
     os.close(reader)
-    done = supervise(*arguments, cwd=failed_job, stdout=writer, env=environ)
+    command = [sys.executable, "-P", "-c", READ, json.dumps(lines)]
+    done = subprocess.run(command, cwd=failed_job, stdout=writer, stderr=subprocess.PIPE, env=environ, text=True, timeout=120, check=False)  # noqa: S603  our own code
     os.close(writer)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stderr.splitlines() == [" ".join(["0", *arguments]) for arguments in lines]
 
 
 @pytest.mark.process

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process, pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")]
 SUPERVISE = str(Path(sys.executable).with_name("supervise"))
 _MANY = 40
+#: What a person sees who waits.
+PROGRESS = re.compile(r"supervise: \w+ing the \w+: .* of ")
 
 
 def start(place: Path, *words: str, **more: object) -> subprocess.Popen[str]:
@@ -65,7 +67,7 @@ def names(place: Path) -> set[str]:
 
 def test_a_checkpoint_is_converted_and_what_is_lost_is_listed(source: Path) -> None:
     code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
-    assert (code, err) == (0, "")
+    assert (code, [line for line in err.splitlines() if not PROGRESS.match(line)]) == (0, []), "on a slow machine it shows how far it is"
     assert [line.rstrip("- ") for line in out.splitlines()] == [
         "-- converted to safetensors",
         f"  target    {source.parent}/out.safetensors",
@@ -239,7 +241,7 @@ def _growing(place: Path, process: subprocess.Popen[str]) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("to", ["torch", "dcp", "safetensors", "hf"])
+@pytest.mark.parametrize("to", ["torch", "dcp"], ids=["a file", "a directory"])
 def test_a_kill_leaves_nothing_under_the_targets_name_and_the_next_run_clears_it(large: Path, to: str) -> None:
     process = start(large.parent, "large.pt", "out", "--to", to)
     partial = _growing(large.parent, process)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -18,8 +16,10 @@ from supervisor.config.settings import Settings
 from supervisor.core.model import Launcher
 from supervisor.job import identity
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
+from tests.support import preloaded
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 DAY_S = 86_400.0
@@ -98,8 +98,7 @@ def test_several_supervisors_of_one_host_write_at_once(ledger: GpuQuarantine, tm
 
 def supervise(place: Path, *words: str, path: str = "") -> subprocess.CompletedProcess[str]:
     environ = {"PATH": path + os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    argv = [sys.executable, "-m", "supervisor", *words]
-    return subprocess.run(argv, cwd=place, env=environ, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own
+    return preloaded.command_text(*words, cwd=place, environ=environ)
 
 
 @pytest.mark.process

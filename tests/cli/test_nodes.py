@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import subprocess
@@ -25,6 +26,7 @@ from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
 from tests.cli.jobs.job_of_nodes import JobOfNodes
 from tests.e2e.conftest import clean_environment
+from tests.support import preloaded
 from tests.support.few import few_rows
 from tests.support.recorded_job import RecordedJob
 
@@ -139,13 +141,14 @@ def test_no_job_begins_on_an_excluded_node_and_the_line_says_why_and_what_allows
         command = ["supervise", *words]
         return subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
 
-    assert supervise("nodes", "exclude", HERE, "--why", "its disk fails").returncode == 0
+    call_nodes = functools.partial(preloaded.command_text, "nodes", cwd=tmp_path, environ=clean_environment())
+    assert call_nodes("exclude", HERE, "--why", "its disk fails").returncode == 0
     refused = supervise("--", "true")
     assert refused.returncode == ExitCode.BAD_NODE
     assert f"{HERE}: its disk fails" in refused.stderr
     assert f"supervise nodes allow {HERE}" in refused.stderr
     assert not list((tmp_path / ".supervise").glob("*/nodes/*/journal.jsonl")), "nothing began"
-    assert supervise("nodes", "allow", HERE).returncode == 0
+    assert call_nodes("allow", HERE).returncode == 0
     assert supervise("--", "true").returncode == 0
 
 
@@ -216,8 +219,7 @@ def test_slurm_is_asked_for_other_nodes_once_it_has_taken_the_job_back(  # noqa:
     put_scontrol(tmp_path)
     environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE=before, REQUEUE=str(requeue), UPDATE=str(update))
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
-    command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    done = preloaded.command_text("slurm", "requeue", "--state-dir", settings.job.state_dir, cwd=tmp_path, environ=environ)
     assert (done.returncode, (tmp_path / "calls").read_text().splitlines()) == (code, calls)
     assert line in done.stderr
     assert bool(done.stderr) == bool(line)
@@ -316,8 +318,7 @@ def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is
     given = clean_environment(**job, **environ, CALLS=str(tmp_path / "calls"), BEFORE="(null)", REQUEUE="0", UPDATE=str(update))
     given["PATH"] = f"{tmp_path}:{given['PATH']}"
     (tmp_path / "calls").touch()
-    command = ["supervise", "slurm", "requeue", "--elsewhere", "--state-dir", settings.job.state_dir]
-    done = subprocess.run(command, env=given, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    done = preloaded.command_text("slurm", "requeue", "--elsewhere", "--state-dir", settings.job.state_dir, cwd=tmp_path, environ=given)
     lines = (tmp_path / "calls").read_text().splitlines()
     assert (done.returncode, [row for row in lines if not row.startswith("-o show")]) == (code, calls)
     assert line in done.stderr
@@ -331,8 +332,7 @@ def test_a_ledger_that_cannot_be_read_hides_no_other_one_from_slurm(settings: Se
     put_scontrol(tmp_path)
     environ = clean_environment(SLURM_JOB_ID="4711", CALLS=str(tmp_path / "calls"), BEFORE="(null)", REQUEUE="0", UPDATE="0")
     environ["PATH"] = f"{tmp_path}:{environ['PATH']}"
-    command = ["supervise", "slurm", "requeue", "--state-dir", settings.job.state_dir]
-    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
+    done = preloaded.command_text("slurm", "requeue", "--state-dir", settings.job.state_dir, cwd=tmp_path, environ=environ)
     assert (done.returncode, (tmp_path / "calls").read_text().splitlines()[-1]) == (0, "update JobId=4711 ExcNodeList=b")
     assert "may begin on an excluded node again: cannot use the ledger of the node" in done.stderr
 
@@ -385,7 +385,6 @@ def test_a_batch_script_asks_for_it(tmp_path: Path) -> None:
     job = RecordedJob(tmp_path / "state", "slurm-4711", "n1")
     job.begin()
     job.end(75)
-    command = ["supervise", "slurm", "exit-code", "--state-dir", "state", "137"]
     environ = clean_environment(SLURM_JOB_ID="4711")
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
-    assert (done.stdout, done.stderr) == ("75\n", "")
+    done = preloaded.command_text("slurm", "exit-code", "--state-dir", "state", "137", cwd=tmp_path, environ=environ)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "75\n", "")

@@ -1,7 +1,7 @@
 """One night, scene by scene (docs/explanation/one-night.md): each scene is played, and what it shows is what was printed.
 
-The scene of the killed rank is `make demo` (tests/examples/test_demo.py), that of the lost disk the tutorial (test_tutorial.py). The faults
-of GPUs are played by a fake of NVIDIA's library (tests/health/fake_nvml).
+The scene of the killed rank is `make demo` (tests/examples/test_demo.py), those of the lost disk and of memory are in the tutorial
+(test_tutorial.py). The faults of GPUs are played by a fake of NVIDIA's library (tests/health/fake_nvml).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import http.server
 import json
 import re
 import shlex
-import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ import pytest
 
 from tests.e2e.conftest import clean_environment
 from tests.support.alert_sinks import webhook
-from tests.support.console import Terminal, assert_shown, typed_on
+from tests.support.console import Terminal, assert_shown
 from tests.support.fake_nvml import FakeNvml
 from tests.support.waiting import wait_for
 
@@ -58,14 +57,6 @@ def test_the_doctor_names_the_gpu_that_must_be_reset(terminal: Terminal, four_gp
     four_gpus.set({"1.field.230": 1})
     terminal.environ.update({name: four_gpus.environ[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")})
     assert_shown(scene("gpu_recovery"), terminal.type("supervise doctor", code=69))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_half_of_the_micro_batch_follows_where_memory_runs_out(terminal: Terminal) -> None:
-    shutil.copy(ROOT / "examples" / "train_ddp.py", terminal.directory / "train.py")
-    (drill,) = [one.command for one in typed_on("2-before-the-night.md") if " drill oom --at-step 25 -- " in one.command]
-    assert_shown(scene("the GPU ran out of memory"), terminal.type(drill))
 
 
 @pytest.fixture

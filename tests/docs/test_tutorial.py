@@ -24,6 +24,7 @@ import pytest
 
 from tests.checkpointing.mirror import servers
 from tests.e2e.conftest import MARK, clean_environment, processes_with
+from tests.packaging.environments import Environment
 from tests.support.console import Terminal, Typed, assert_shown, typed_on
 from tests.support.ledgers import check_ledgers_below
 from tests.support.pages import page_text
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from tests.support.console import Started
 
 ROOT = Path(__file__).parents[2]
-#: What one-night.md shows of the last chapter.
-(NIGHT_SCENE,) = re.findall(
-    r"^```text\n(supervise: restored .*?)^```",
-    (ROOT / "docs" / "explanation" / "one-night.md").read_text("utf-8"),
-    re.MULTILINE | re.DOTALL,
+NIGHT = (ROOT / "docs" / "explanation" / "one-night.md").read_text("utf-8")
+#: What one-night.md shows of the last chapter, and of the drill of the second.
+NIGHT_SCENE, MEMORY_SCENE = (
+    next(text for text in re.findall(r"^```text\n(.*?)^```", NIGHT, re.MULTILINE | re.DOTALL) if words in text)
+    for words in ("supervise: restored ", "the GPU ran out of memory")
 )
 #: The options of a run stand before `drill`.
 RUN_OPTIONS = "supervise --checkpoints 'ckpt/*.pt' --resume-args '--resume {resume}' "
@@ -184,27 +185,25 @@ def test_a_job_whose_disk_is_wiped_goes_on_from_s3_to_the_same_model(reader: Cal
 @pytest.mark.s3
 @pytest.mark.timeout(3600)
 def test_a_newcomer_follows_the_pages_from_a_clean_clone(reader: Callable[[Path], Reader], tmp_path: Path) -> None:
+    """Up to the bucket of the last chapter; the test above goes on from there. pip finds the torch of the tests, and installs all else."""
     clone = ["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(tmp_path / "checkout")]
     subprocess.run(clone, check=True)  # noqa: S603  ours
     follows = reader(tmp_path / "checkout")
     follows.environ["PIP_CONSTRAINT"] = str(ROOT / "constraints.txt")  # the versions that the tests run with
+    follows.environ["PIP_NO_COMPILE"] = "1"  # python compiles what it imports; pip would compile 3,000 modules of moto
     follows.environ["PATH"] = f"{Path(sys.base_prefix) / 'bin'}:/usr/local/bin:/usr/bin:/bin"  # not what the tests run in
     first_chapter(follows)
     second_chapter(follows)
     port = servers.free_ports(1)
-    server = servers.Server(port, tmp_path / "none")
     follows.open("3-the-disk-is-gone.md")
     follows.type("pip install")
     serves = Terminal(follows.first.directory, tmp_path / "terminals" / "third", follows.environ)
     serves.type(f". {tmp_path / 'checkout'}/.venv/bin/activate")
     moto = serves.start(follows.next("moto_server", **{"9000": str(port)}).command)
-    export = follows.next("export AWS_", **{"9000": str(port)}).command
-    follows.first.type(export)
-    follows.second.type(export)
+    follows.first.type(follows.next("export AWS_", **{"9000": str(port)}).command)
     wait_for(lambda: listening(port), "moto", alive=moto.alive)
     follows.type("python -c ")
-    assert last_chapter(follows, server) == undisturbed(follows.first)
-    assert follows.finished()
+    assert servers.Server(port, tmp_path / "none").client().list_buckets()["Buckets"]
     moto.stop()
 
 
@@ -217,6 +216,7 @@ def listening(port: int) -> bool:
 def first_chapter(reader: Reader) -> None:
     reader.open("1-a-rank-dies.md")
     reader.type("python3 -m venv .venv")
+    Environment(reader.first.directory / ".venv").link_torch()  # 200 MB that are none of ours
     reader.type(". .venv/bin/activate")
     reader.type(
         "pip install torch", **{" --index-url https://download.pytorch.org/whl/cpu": ""}
@@ -248,8 +248,9 @@ def second_chapter(reader: Reader) -> None:
     printed = reader.first.type(f"{doctor.command} || test $? = 69")  # this machine may be unfit
     if "FAILED" not in printed:
         assert_shown(doctor.shown, printed)
-    for begins in (f"{RUN_OPTIONS}plan -- ", f"{RUN_OPTIONS}drill resume -- ", f"{RUN_OPTIONS}{BATCH}drill oom --at-step 25 -- "):
+    for begins in (f"{RUN_OPTIONS}plan -- ", f"{RUN_OPTIONS}drill resume -- "):
         reader.type(begins)
+    assert_shown(MEMORY_SCENE, reader.type(f"{RUN_OPTIONS}{BATCH}drill oom --at-step 25 -- "))
     (toml,) = re.findall(r"^```toml\n(.*?)^```", page_text("2-before-the-night.md"), re.MULTILINE | re.DOTALL)
     (reader.first.directory / "alerts.toml").write_text(toml)
     reader.type("supervise alerts test")

@@ -56,11 +56,11 @@ def start(supervise: Callable[..., Supervised], tmp_path: Path) -> Callable[...,
 
 
 def test_what_renders_the_log_is_imported_after_the_ranks_are_started(start: Callable[..., Supervised], tmp_path: Path) -> None:
-    run = start()
+    run = start(SUPERVISE_TERMINAL_VERBOSITY="verbose", SUPERVISE_TERMINAL_LOG_FORMAT="console")
     assert run.exit_code() == 0
     ((imported, thread),) = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
     started = float((tmp_path / "started").read_text())
-    assert (thread, float(imported) >= started) == ("eventlog", True)
+    assert (thread, float(imported) >= started) == ("eventlog-shown", True)
     names = [line["event"] for line in logged(run)]
     assert names[0] == "run.started"
     assert names.index("attempt.begun") < names.index("attempt.started") < names.index("attempt.ended") < names.index("run.finished")
@@ -74,9 +74,9 @@ def test_what_was_logged_is_written_when_the_run_ends_by_an_error_before_its_ran
 ) -> None:
     (tmp_path / "no-directory").write_text("")
     options = "--checkpoints=saves/*.pt", f"--mirror=file://{tmp_path / 'no-directory'}"
-    run = start(*options, SUPERVISE_TERMINAL_VERBOSITY="verbose")
+    run = start(*options, SUPERVISE_TERMINAL_VERBOSITY="verbose", SUPERVISE_TERMINAL_LOG_FORMAT="console")
     assert run.exit_code() not in {0, None}
     assert not (tmp_path / "started").exists()
     assert [line["event"] for line in logged(run)][:1] == ["run.started"], run.stderr
     assert (tmp_path / "imported").exists()
-    assert '"event": "run.started"' in run.stderr
+    assert "[info     ] run.started " in run.stderr

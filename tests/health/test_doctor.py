@@ -23,7 +23,10 @@ from health.local_time import stamped
 from health.model import Ask, CheckResult, Reading, Readings, Result
 from health.probing.runner import OUTCOME
 from health.thresholds import Thresholds
+from supervisor.cli.doctor.fix import fix
+from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
+from tests.support import preloaded
 from tests.support.few import few_rows
 from tests.support.waiting import PATIENCE_S
 
@@ -39,16 +42,7 @@ pytestmark = pytest.mark.process
 
 
 def doctor(*options: str, cwd: Path, environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    assert SUPERVISE is not None
-    return subprocess.run(  # noqa: S603 -- ours
-        [SUPERVISE, "doctor", *options],
-        cwd=cwd,
-        env=None if environ is None else dict(environ),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return preloaded.command_text("doctor", *options, cwd=cwd, environ=os.environ if environ is None else environ)
 
 
 def gpu_results(done: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
@@ -124,23 +118,8 @@ def shown(diagnosis: Diagnosis) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_json_is_one_object(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_json_is_one_object_and_the_job_s_own_paths_port_and_room_are_looked_at(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"1.persistence": 0}, gpus=2)
-    done = doctor("--json", cwd=tmp_path, environ=fake_nvml.environ)
-    document = json.loads(done.stdout)
-    assert document["v"] == 1
-    assert document["blocks_a_start"] is any(row["blocks"] for row in document["results"])
-    assert document["fit"] is (done.returncode == 0)
-    mine = [row for row in gpu_results(done) if row["result"] != "ok"]
-    assert mine == [{
-        "check": "gpu_persistence", "subject": "gpu:GPU-00000000-0000-4000-8000-000000000001", "result": "degraded", "evidence": [],
-        "reason": "GPU 1 (GPU-00000000-0000-4000-8000-000000000001, 0000:11:00.0): persistence mode is off", "repair": "configure",
-        "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "look": [], "blocks": False, "t": None,
-    }]  # fmt: skip
-    assert sum(document["counts"].values()) == len(document["results"])
-
-
-def test_the_job_s_own_paths_port_and_room_are_looked_at(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     with (kept / "step_1.pt").open("wb") as huge:
@@ -149,16 +128,25 @@ def test_the_job_s_own_paths_port_and_room_are_looked_at(tmp_path: Path) -> None
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        environ = {key: value for key, value in os.environ.items() if key not in {"MASTER_PORT", "PET_MASTER_PORT"}}
+        environ = {key: value for key, value in fake_nvml.environ.items() if key not in {"MASTER_PORT", "PET_MASTER_PORT"}}
         environ |= {"SUPERVISE_CHECKPOINTS": "kept/*.pt", "SUPERVISE_COMMAND": f"torchrun --master-port {port} train.py"}
         done = doctor("--json", cwd=tmp_path, environ=environ)
-    told = {(row["check"], row["subject"]): row for row in json.loads(done.stdout)["results"]}
+    document = json.loads(done.stdout)
+    assert (document["v"], document["blocks_a_start"], document["fit"], done.returncode) == (1, True, False, 69)
+    assert any(row["blocks"] for row in document["results"])
+    mine = [row for row in gpu_results(done) if row["result"] != "ok"]
+    assert mine == [{
+        "check": "gpu_persistence", "subject": "gpu:GPU-00000000-0000-4000-8000-000000000001", "result": "degraded", "evidence": [],
+        "reason": "GPU 1 (GPU-00000000-0000-4000-8000-000000000001, 0000:11:00.0): persistence mode is off", "repair": "configure",
+        "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "look": [], "blocks": False, "t": None,
+    }]  # fmt: skip
+    assert sum(document["counts"].values()) == len(document["results"])
+    told = {(row["check"], row["subject"]): row for row in document["results"]}
     assert told["disk_paths", f"path:{kept}"]["result"] == "ok"
     room = told["disk_space", f"path:{kept}"]
     assert (room["result"], room["blocks"]) == ("failed", True)
     assert "one checkpoint takes" in room["reason"]
     assert f"port {port} is taken: process {os.getpid()} (" in told["net_ports", f"listen:{port}"]["reason"]
-    assert done.returncode == 69
 
 
 @pytest.mark.parametrize(
@@ -193,7 +181,7 @@ def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
         pytest.skip("a GPU is here")
     assert done.stderr == ""
     assert {row["result"] for row in gpu_results(done)} <= {"skipped", "unknown"}
-    assert "gpu_driver" in doctor(cwd=tmp_path, environ=environ).stdout
+    assert "gpu_driver" in {row["check"] for row in gpu_results(done)}
 
 
 @pytest.mark.slow
@@ -303,4 +291,5 @@ def test_fix_clears_away_what_a_killed_supervisor_left(tmp_path: Path) -> None:
     assert "fixed: a stale lock is gone" in done.stderr
     assert not scratch.exists()
     assert not (state / "lock").exists()
-    assert "nothing to clear away" in doctor("--fix", cwd=tmp_path).stderr
+    (nothing,) = fix(Settings(job=JobSection(state_dir=str(tmp_path / ".supervise"))))
+    assert "nothing to clear away" in nothing

@@ -111,17 +111,22 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
     assert [(line["event"], line.get("lines")) for line in found[len(kept) :]] == [("log.lost", 20 - len(kept)), ("run.finished", None)]
 
 
-def test_what_costs_much_is_imported_when_the_event_comes_for_which_the_log_is_held(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shown", [True, False])
+def test_what_costs_much_is_imported_for_a_person_alone_and_when_the_event_comes_for_which_the_log_is_held(
+    tmp_path: Path, *, shown: bool
+) -> None:
     code = f"""
         import pathlib, sys
         from supervisor.report.event_log import open_log
         from supervisor.report.log_events import LogEvent
-        log = open_log(pathlib.Path({str(tmp_path)!r}), held_until=LogEvent.ATTEMPT_STARTED)
+        from supervisor.report.terminal import TerminalWriter
+        terminal = TerminalWriter(1) if {shown} else None
+        log = open_log(pathlib.Path({str(tmp_path)!r}), terminal, log_format="console", held_until=LogEvent.ATTEMPT_STARTED)
         log.write(LogEvent.RUN_STARTED, turn=1)
         assert not sys.modules.keys() & {{"structlog", "logging", "asyncio", "rich", "pygments"}}
         log.write(LogEvent.ATTEMPT_STARTED, turn=2)
         log.close(30.0)
-        assert "structlog" in sys.modules
+        assert ("structlog" in sys.modules) is {shown}
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)  # noqa: S603  our own
     assert (done.returncode, done.stderr) == (0, "")

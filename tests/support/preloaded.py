@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
+#: What most commands import.
+COMMANDS = ("supervisor.cli.main", "supervisor.cli.classify.command", "supervisor.config.signatures:read", "health.doctor")
 #: How long a rank that has ended leaves its connections open for its peers.
 PEERS_S = 1.0
 
@@ -51,10 +53,19 @@ def run(
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def command(*words: str, cwd: Path, environ: dict[str, str], stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def command(
+    *words: str, cwd: Path, environ: Mapping[str, str], stdin: bytes = b"", imports: tuple[str, ...] = COMMANDS
+) -> subprocess.CompletedProcess[bytes]:
     """Run what `python -P -m supervisor WORDS` would in `cwd`, with this environment alone."""
-    server = _server("supervisor.cli.main", "supervisor.cli.classify.command", "supervisor.config.signatures:read")
-    return _run(server, ("-m", "supervisor", *words), cwd, environ, stdin)
+    return _run(_server(*imports), ("-m", "supervisor", *words), cwd, dict(environ), stdin)
+
+
+def command_text(
+    *words: str, cwd: Path, environ: Mapping[str, str], imports: tuple[str, ...] = COMMANDS
+) -> subprocess.CompletedProcess[str]:
+    """Run the same, and return what it printed as text."""
+    done = command(*words, cwd=cwd, environ=environ, imports=imports)
+    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def _run(  # noqa: PLR0913, PLR0917  all that makes a process

@@ -11,9 +11,10 @@ from health.model import Ask
 from health.probing.runner import Runner
 from supervisor.cli.printing import nccl
 from supervisor.cli.printing.node_facts import NodeFacts, node_facts
+from tests.support import preloaded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.support.fake_nvml import FakeNvml
@@ -92,13 +93,22 @@ def test_gpus_are_counted_where_their_number_is_known(  # noqa: PLR0913, PLR0917
     assert facts.precision == ("" if not gpus else "fp16" if "3.capability" in state else "bf16")
 
 
-def printed(fake: FakeNvml, *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["supervise", "print", *words]
-    return subprocess.run(command, env=fake.environ, capture_output=True, text=True, timeout=120, check=True)  # noqa: S603
+@pytest.fixture
+def printed(fake_nvml: FakeNvml, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Give a function that calls `supervise print` on this node."""
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        done = preloaded.command_text("print", *words, cwd=tmp_path, environ=fake_nvml.environ)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return call
 
 
-def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_over(fake_nvml: FakeNvml) -> None:
-    text = printed(fake_nvml, "slurm", *TRAIN).stdout
+def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_over(
+    printed: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    text = printed("slurm", *TRAIN).stdout
     offered = [line for line in text.splitlines() if line.startswith("##SBATCH")]
     assert [line.partition("=")[0] for line in offered] == ["##SBATCH --gpus-per-node", "##SBATCH --cpus-per-task"]
     assert offered[0] == "##SBATCH --gpus-per-node=2"
@@ -106,15 +116,17 @@ def test_a_batch_script_offers_what_this_node_has_as_comments_that_slurm_passes_
     assert "srun" not in above, "Slurm reads directives up to the first command"
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=120)  # noqa: S607
     for given in ("gpus-per-node=8", "gres=gpu:8"):
-        assert "##SBATCH" not in printed(fake_nvml, "slurm", "--sbatch", given, *TRAIN).stdout
-    assert "##SBATCH --cpus" not in printed(fake_nvml, "slurm", "--sbatch", "cpus-per-task=4", *TRAIN).stdout
+        assert "##SBATCH" not in printed("slurm", "--sbatch", given, *TRAIN).stdout
+    assert "##SBATCH --cpus" not in printed("slurm", "--sbatch", "cpus-per-task=4", *TRAIN).stdout
 
 
-def test_of_pods_without_gpus_the_number_of_this_node_is_named_beside_the_manifest(fake_nvml: FakeNvml) -> None:
-    done = printed(fake_nvml, "kubernetes", *TRAIN)
+def test_of_pods_without_gpus_the_number_of_this_node_is_named_beside_the_manifest(
+    printed: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = printed("kubernetes", *TRAIN)
     assert "--gpus 2 asks for as many" in done.stderr
     assert "nvidia.com/gpu" not in done.stdout
-    assert printed(fake_nvml, "kubernetes", "--gpus", "8", *TRAIN).stderr == ""
+    assert printed("kubernetes", "--gpus", "8", *TRAIN).stderr == ""
 
 
 def test_a_login_node_has_its_processors_and_no_gpu(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +28,8 @@ from supervisor.core.model import Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from tests.cli.ui.conftest import PATIENCE_S, moment_later, spent_s
+from tests.e2e.conftest import clean_environment
+from tests.support import preloaded
 from tests.support.few import few, few_rows
 from tests.support.figures import within
 from tests.support.many_jobs import HOSTILE, SECRET, many_attempts, many_jobs, recovered
@@ -37,6 +38,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
     from tests.cli.ui.conftest import ServedPage
     from tests.support.recorded_job import RecordedJob
@@ -262,11 +264,14 @@ def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Pat
         2,
     ),
 )
-def test_what_cannot_be_served_is_named(serve: Serve, listen: str, token: str, code: ExitCode, text: str) -> None:
-    page = serve(Path("state"), listen=listen, token=token)
-    assert page.process.wait(PATIENCE_S) == code
-    assert text in page.stderr
-    assert "Traceback" not in page.stderr
+def test_what_cannot_be_served_is_named(tmp_path: Path, listen: str, token: str, code: ExitCode, text: str) -> None:
+    (tmp_path / "token").write_text(token)
+    given = ("--set", "ui.token_file=token") if token else ()
+    environ = clean_environment()
+    done = preloaded.command_text("ui", "--state-dir", "state", "--listen", listen, *given, cwd=tmp_path, environ=environ)
+    assert done.returncode == code
+    assert text in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_any_address_is_served_with_a_token(serve: Serve, root: Path, written: RecordedJob) -> None:

@@ -67,9 +67,9 @@ class Forked:
 @functools.cache
 def _server() -> socket.socket:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     command = [sys.executable, "-P", __file__, str(theirs.fileno())]
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, pass_fds=[theirs.fileno()])  # noqa: S603
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**environ, "PYTHONPATH": str(ROOT)}, pass_fds=[theirs.fileno()])  # noqa: S603
     theirs.close()
     atexit.register(lambda: (ours.close(), process.wait()))
     return ours

@@ -15,6 +15,7 @@ The step `recurring` (strategies/guards.py) asks for infrastructure and for equa
 
 from __future__ import annotations
 
+from operator import is_
 from typing import TYPE_CHECKING
 
 from supervisor.core.causes import CAUSE_TABLE, Family
@@ -56,7 +57,10 @@ def past_step(failures: tuple[Failure, ...], step: int, passed: int, *, is_progr
     A failure before `step` counts no longer if steps are this run's progress. One before `passed` is past its place in any case.
     """
     marked = [
-        _marked(f, progressed=is_progress and (f.step is None or f.step < step), passed=f.step is None or f.step < passed) for f in failures
+        f
+        if f.progressed_since and f.passed_since
+        else _marked(f, progressed=is_progress and (f.step is None or f.step < step), passed=f.step is None or f.step < passed)
+        for f in failures
     ]
     return _replaced(failures, marked)
 
@@ -66,7 +70,12 @@ def past_checkpoint(failures: tuple[Failure, ...], step: int, before_attempt: in
 
     The checkpoint is past the place of those that failed at its step at most.
     """
-    marked = [_marked(f, progressed=True, passed=f.step is None or f.step <= step) if f.attempt < before_attempt else f for f in failures]
+    marked = [
+        f
+        if f.attempt >= before_attempt or (f.progressed_since and f.passed_since)
+        else _marked(f, progressed=True, passed=f.step is None or f.step <= step)
+        for f in failures
+    ]
     return _replaced(failures, marked)
 
 
@@ -80,7 +89,7 @@ def _marked(failure: Failure, *, progressed: bool, passed: bool) -> Failure:
 
 def _replaced(failures: tuple[Failure, ...], marked: list[Failure]) -> tuple[Failure, ...]:
     """Return the marked failures, and the same tuple as before where none differs."""
-    return failures if all(new is old for new, old in zip(marked, failures, strict=True)) else tuple(marked)
+    return failures if all(map(is_, marked, failures)) else tuple(marked)
 
 
 class BudgetBalance(Struct, frozen=True):

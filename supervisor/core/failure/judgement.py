@@ -107,8 +107,9 @@ def judged(state: JobState, t: float, verdict: FailureVerdict) -> JobDecision:
     """Return the decision on a verdict, with the facts of the node that the state is of."""
     evicted = findings.evidence(state.attempt.eviction, state.attempt.over_t or t)
     resumed = (state.attempt.resume,) if state.attempt.resume is not None else ()
-    verdict = without_kept(rank_endings.explained(state, _with_disk(state, _with_hang(state, verdict))), (*state.run.verified, *resumed))
     left = rank_endings.of(state)
+    verdict = rank_endings.explained(state, _with_disk(state, _with_hang(state, verdict)), left)
+    verdict = without_kept(verdict, (*state.run.verified, *resumed))
     failed_gpus = culprit.failed_gpus(state, (*(state.attempt.evidence or ()), *evicted))
     failed_gpu = culprit.culprit_gpu(state, verdict)
     # two readings of GPUs do not dispute each other, and what ended the attempt is proof of itself

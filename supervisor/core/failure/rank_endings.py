@@ -241,6 +241,8 @@ def _is_failed_end(fact: Evidence) -> bool:
 
 
 def _rank(number: int, facts: list[Evidence], *, waits: bool) -> RankEnding:
+    if not facts:
+        return RankEnding(number, at_end=waits)
     beat = {fact.name: fact.text for fact in facts if fact.source == "heartbeat"}
     end = next((fact for fact in facts if fact.source == "exit" and fact.name in {"exit_code", "signal"}), None)
     trace = next((fact.text for fact in facts if fact.name == "traceback" and fact.source == "error_file"), "")
@@ -292,12 +294,11 @@ def _beats(state: JobState, name: str) -> list[Evidence]:
     return [f for f in state.attempt.evidence or () if (f.source, f.name) == ("heartbeat", name)]
 
 
-def explained(state: JobState, verdict: FailureVerdict) -> FailureVerdict:
-    """Return the verdict with what the ends of the ranks add to it.
+def explained(state: JobState, verdict: FailureVerdict, ending: Ending) -> FailureVerdict:
+    """Return the verdict with what the ends of the ranks, as `of` has them, add to it.
 
     Where it only says that ranks lost a peer, the one that left with 0 is at fault; after the end of the training, a waiting rank.
     """
-    ending = of(state)
     early = ending.early
     if early is not None and verdict.cause in _OF_PEERS:
         at = "" if ending.step is None else f" at step {ending.step}"

@@ -124,7 +124,8 @@ def decided(state: JobState, event: ReportsGathered) -> JobDecision:
     facts = tuple(
         fact for report in event.reports for fact in judgement.facts_of(report.attempt, event.t, sharing.node_name(report.node, members))
     )
-    verdict = rank_endings.explained(state.with_attempt(evidence=facts), classify(facts))
+    on_all_nodes = state.with_attempt(evidence=facts)
+    verdict = rank_endings.explained(on_all_nodes, classify(facts), rank_endings.of(on_all_nodes))
     gone_node = _gone_node(event, members)
     is_loss = gone_node is not None and verdict.cause in _OF_A_LOSS
     if gone_node is not None and is_loss:

@@ -1,4 +1,4 @@
-"""Run by torchrun on two ranks: saves one model in each way that FSDP scripts use. Argument: the directory."""
+"""Run on two ranks: saves one model in each way that FSDP scripts use. Argument: the directory."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import torch
 from checkpointing.model import CheckpointingError
 from checkpointing.verification import verify
 from tests.checkpointing.conversion.converting import convert, held, rows
+from tests.support import preloaded
 
 pytestmark = [
     pytest.mark.process,
@@ -24,8 +23,7 @@ PROGRAM = Path(__file__).with_name("sharded_saves.py")
 def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with what two ranks saved, each way in a directory of its own, and the full weights."""
     place = tmp_path_factory.mktemp("saves")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM), str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  ours
+    done = preloaded.run(str(PROGRAM), str(place), ranks=2)
     assert done.returncode == 0, done.stderr
     return place
 

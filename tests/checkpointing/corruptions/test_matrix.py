@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from checkpointing import examine
+from tests.support import preloaded
 
 from .damage import CASES, TORCH, not_a_number, trace_of
 from .sound import FORMATS, STEP
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable
+    from pathlib import Path
 
     from .sound import Made
 
@@ -116,12 +117,11 @@ def test_the_command_prints_one_object_for_each(tmp_path: Path) -> None:
     torn = tmp_path / "torn.pt"
     torn.write_bytes((tmp_path / "torch_zip" / f"step_{STEP}.pt").read_bytes()[:-100])
 
-    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [str(Path(sys.executable).with_name("supervise")), "checkpoints", *map(str, arguments)]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603 -- ours
+    def run(*arguments: object) -> subprocess.CompletedProcess[bytes]:
+        return preloaded.command("checkpoints", *map(str, arguments), cwd=tmp_path, environ=dict(os.environ))
 
     sound = run("verify", "--json", *paths)
-    assert sound.returncode == 0, sound.stdout + sound.stderr
+    assert sound.returncode == 0, sound
     rows = [json.loads(line) for line in sound.stdout.splitlines()]
     assert rows == [
         {"path": str(path), "format": name, "step": STEP, "verdict": "good", "reasons": []}
@@ -130,7 +130,7 @@ def test_the_command_prints_one_object_for_each(tmp_path: Path) -> None:
     mixed = run("verify", "--json", paths[0], torn)
     assert mixed.returncode == 1
     assert [json.loads(line)["verdict"] for line in mixed.stdout.splitlines()] == ["good", "bad"]
-    assert "torn" in run("verify", torn).stdout
+    assert b"torn" in run("verify", torn).stdout
     newest = tmp_path / "torch_zip" / f"step_{STEP + 1}.pt"
     newest.write_bytes(torn.read_bytes())
     found = run("latest", "--json", tmp_path / "torch_zip")

@@ -97,7 +97,7 @@ def path(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 def test_zeros_that_a_training_computed_are_no_damage(
     path: Path, kind: Callable[[int, int, int], torch.Tensor], shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    for seed in range(4):
+    for seed in range(2):
         tensors = {"first": dense(3, 7 + seed, seed), "weight": kind(*shape, seed), "bias": torch.zeros(shape[0])}
         for last in ("bias", "weight"):  # the last one ends with the file
             save(path, {name: tensors[name].to(dtype) for name in sorted(tensors, key=lambda name: name == last)})

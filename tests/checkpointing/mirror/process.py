@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from checkpointing.mirror.source import HeldFile, held_files, pinned_files
 from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import Identity
 from tests.checkpointing.mirror.faults import Proxy
+from tests.checkpointing.mirror.forking import Forked
 from tests.support.waiting import PATIENCE_S, patience_s
 
 if TYPE_CHECKING:
@@ -183,13 +183,7 @@ class Process:
         """`orders`: what another process left undone."""
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.popen = subprocess.Popen(
-            [sys.executable, "-P", "-m", "checkpointing.reader.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-            text=True,
-        )
+        self.popen = Forked({**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
         threading.Thread(target=self._read, daemon=True).start()
         self._n_mirrors = len(more.get("mirrors", [place.url]))
         self._pins = place.home / "state" / "pins"
@@ -204,19 +198,17 @@ class Process:
 
     def __exit__(self, *_exc: object) -> None:
         """End it."""
-        if self.popen.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
             self.popen.stdin.close()
         try:
             self.popen.wait(60)
         finally:
             self.popen.kill()
             self.popen.wait()
-        if self.popen.stdout is not None:
-            self.popen.stdout.close()
+        self.popen.stdout.close()
 
     def send(self, row: dict[str, Any]) -> None:
         """Send a command."""
-        assert self.popen.stdin is not None
         self.popen.stdin.write(json.dumps(row) + "\n")
         self.popen.stdin.flush()
 
@@ -275,7 +267,6 @@ class Process:
         return [row["what"] for row in self.events if row["ev"] == "alert"]
 
     def _read(self) -> None:
-        assert self.popen.stdout is not None
         try:
             for line in self.popen.stdout:
                 row = json.loads(line)

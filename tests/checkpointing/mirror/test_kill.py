@@ -31,16 +31,6 @@ PHASES: dict[str, Callable[[random.Random], Fault]] = {
 }
 
 
-#: One of each kind; all of them twenty times below.
-KINDS = ["between create and our note of it", "within part k", "between complete and our note of it", "within manifest"]
-
-
-@pytest.mark.slow  # test_one_read.py has a kill in the middle of an upload
-@pytest.mark.parametrize("phase", KINDS)
-def test_a_kill_in_each_phase(place: Place, phase: str) -> None:
-    _killed(place, phase, random.Random(phase))  # noqa: S311 -- a draw, no secret
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES)
 def test_twenty_kills_in_each_phase(place: Place, phase: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import preloaded
+from tests.support.few import few_rows
 
 HERE = Path(__file__).parent
 
@@ -16,14 +17,12 @@ pytestmark = pytest.mark.process
 
 
 def kills(kind: str, number: int, directory: Path) -> list[dict[str, Any]]:
-    words = [sys.executable, str(HERE / "killing.py"), kind, str(number), str(directory)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603 -- our own program
+    done = preloaded.run(str(HERE / "killing.py"), kind, str(number), str(directory))
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("kind", ["save", pytest.param("sharded", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("number", [2, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("kind", "number"), [("save", 2), *few_rows([("save", 40), ("sharded", 40)], 0)])
 def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(kind: str, number: int, tmp_path: Path) -> None:
     found = kills(kind, number, tmp_path / "ckpt")
     # the kill is placed by what the trainer has written: most must have come before the file had its name

@@ -26,6 +26,7 @@ from checkpointing.model import CheckpointingError, Verdict
 from checkpointing.retention.copies import Copies
 from checkpointing.training import load
 from checkpointing.verification import verify
+from tests.support import preloaded
 from tests.support.damaged_files import tear
 
 if TYPE_CHECKING:
@@ -133,23 +134,25 @@ def test_a_sharded_save_replaces_a_directory_of_its_name(tmp_path: Path) -> None
 @pytest.mark.process
 def test_a_full_disk_is_reported_in_plain_words_and_leaves_what_was_there(tmp_path: Path) -> None:
     program = """
-import sys, os, torch
+import ctypes, os, subprocess, sys, torch
 from checkpointing import save, load_latest
 from checkpointing.model import CheckpointingError
-save({"weights": torch.ones(1000)}, "disk", step=1)
+NEW_MOUNTS, disk = 0x20000, sys.argv[1]
+assert ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0
+subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], check=True)
+save({"weights": torch.ones(1000)}, disk, step=1)
 for sharded in (False, True):
     try:
-        save({"weights": torch.ones(2_000_000)}, "disk", step=2, sharded=sharded)
+        save({"weights": torch.ones(2_000_000)}, disk, step=2, sharded=sharded)
     except CheckpointingError as error:
         print(error.message)
-    print(sorted(os.listdir("disk")), load_latest("disk").step)
+    print(sorted(os.listdir(disk)), load_latest(disk).step)
 """
     (tmp_path / "disk").mkdir()
-    script = 'mount -t tmpfs -o size=4m none disk && exec "$0" -c "$1"'
-    words = ["unshare", "--mount", "sh", "-c", script, sys.executable, program]
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
         pytest.skip("no mount namespaces here")
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603 -- ours
+    done = preloaded.run("-c", program, str(tmp_path / "disk"))
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stdout + done.stderr
     assert lines[0].startswith("checkpoint was not saved: ")
@@ -429,7 +432,7 @@ def test_loading_while_another_process_saves_and_prunes_finds_one_every_time(tmp
                 save({"step": step}, tmp_path, step=step, keep=1)
         os._exit(1)
     try:
-        for _ in range(300):
+        for _ in range(100):
             found = load_latest(tmp_path)
             assert found is not None
             assert found.state["step"] == found.step

@@ -114,7 +114,7 @@ def test_what_traces_the_collectives_of_the_next_attempt_is_no_reason_for_a_cold
         "import torch\nimport torch.distributed as dist\nfrom torch._C import _distributed_c10d as c10d\nfrom observed import show\n"
         "import json, os, logging, sys\n"
         "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n[dist.barrier() for _ in range(9)]\n"
-        "show(entries=len(json.loads(c10d._dump_fr_trace_json())['entries']), variables=dict(os.environ), loaded=sorted(sys.modules))\n"
+        "show(level=str(dist.get_debug_level()), entries=len(json.loads(c10d._dump_fr_trace_json())['entries']), variables=dict(os.environ), loaded=sorted(sys.modules))\n"
     )
     shutil.copy(PROBES / "observed.py", tmp_path)
     case = Case(("-u", "script.py"), cwd=tmp_path)
@@ -123,7 +123,7 @@ def test_what_traces_the_collectives_of_the_next_attempt_is_no_reason_for_a_cold
     then = replace(case, env={**traces, tracing.SIZE: "4"})
     job.recorded(case)
     colds = [job.cold(then), job.cold(then)]
-    assert colds[0].observed["entries"] == 4
+    assert (colds[0].observed["entries"], colds[0].observed["level"]) == (4, "DebugLevel.INFO")
     warm = job.warm(case, then=then)
     assert not warm.cold, warm.cold
     assert not differences(colds, warm)

@@ -44,11 +44,6 @@ def command(pathology: str, *more: str) -> list[str]:
     return ["torchrun", "--standalone", "--nproc-per-node=2", str(SCRIPT), "--progress=progress", "--pids=pids", "--digest=digest", *words]
 
 
-def culprit(pathology: str) -> int:
-    """Return the rank that goes wrong."""
-    return 0 if "--culprit=0" in WORDS.get(pathology, ()) else 1
-
-
 @contextlib.contextmanager
 def mounted(pathology: str, place: Path) -> Iterator[Callable[[], None]]:
     """Give what `fuse` and `frozen` read and write in `place`; what this yields has it hang, once the culprit is there."""
@@ -97,17 +92,6 @@ def stands_still(run: Supervised, for_s: float, deadline_s: float = 60.0) -> lis
     wait_for(lambda: last_progress_s(run) >= for_s, f"{for_s} s without a step", deadline_s, alive=run.alive)
     assert all(is_running(pid) for pid in pids(run).values())
     return [max((step for who, step in run.progress() if who == rank), default=0) for rank in sorted(pids(run))]
-
-
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
 
 
 def line_of(text: str) -> int:

@@ -90,7 +90,8 @@ class Drive:
 
     def start(self, *further: str) -> Supervised:
         """Start it, or start it again, with further options."""
-        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ()), *further]
+        warm = () if self.fault.name == "kill" else ("--standby", "off")  # tests/programs/test_standbys.py has the others
+        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ()), *warm, *further]
         more = self.program.worker_flags if self.fault.name == "worker" else ()
         self.run = self._start(
             *self.program.command, *more, options=options, place=self.place, PROGRAM_FAULT=self.words, **environment(self.program)

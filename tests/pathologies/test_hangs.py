@@ -70,9 +70,8 @@ def test_a_hang_is_found_and_a_restart_cures_it(
 ) -> None:
     due = FOUND[pathology]
     with mounted(pathology, tmp_path) as stuck:
-        run = supervise(
-            *command(pathology), options=[*RESUMING, "--on-hang", "auto" if due.kind is HangKind.MISMATCH else "restart"], **SOON
-        )
+        action = "auto" if due.kind is HangKind.MISMATCH else "restart"
+        run = supervise(*command(pathology), options=[*RESUMING, "--standby", "off", "--on-hang", action], **SOON)
         stuck()
         hang = confirmed(run)
         assert hang["kind"] == due.kind, hang

@@ -48,7 +48,6 @@ FOUND = {
         "return  # one batch fewer",
     ),
     "swallowed": Found(HangKind.MISMATCH, None, r"all_reduce", "self.dist.all_reduce(parameter.grad)", "except KeyError:"),
-    "loader": Found(HangKind.LATE, (1,), r"rank 1 .*DataLoader", "time.sleep(1e6)  # the worker"),
     "python_loop": Found(HangKind.LATE, (1,), r"rank 1 .*hangs\.py:\d+", "while self.place:"),
     "frozen": Found(HangKind.BLOCKED, (1,), r"rank 1 is blocked in D state in open\w* of \S+/mnt/more on \S+/mnt \(ext4\)"),
 }

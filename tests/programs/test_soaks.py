@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONG_MINUTES = os.environ.get("SOAK_MINUTES")
-MINUTES = float(LONG_MINUTES or 1.5)
+MINUTES = float(LONG_MINUTES or 3)
 STEPS, EVERY, RATE = 1_000_000, 50, 240
 #: A loop of its own whose saves overwrite one file, the HF Trainer, and FSDP2 with a directory for each save.
 NAMES = ("nanogpt-torchrun", "hf", "fsdp") if LONG_MINUTES else ("nanogpt",)

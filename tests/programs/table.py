@@ -324,21 +324,21 @@ TRIED = {
     "kill": ("nanogpt", "plain", "numpy", "hf-accelerate", "lightning"),
     "torn": (
         *("nanogpt-torchrun", "plain", "numpy", "elastic", "mingpt", "fsdp"),
-        *("hf-auto", "lightning-cli", "fabric", "accelerate", "mpirun"),
+        *("hf-auto", "lightning-cli", "accelerate", "mpirun"),
     ),
     "term": ("nanogpt", "numpy", "hf-auto-accelerate"),
-    "oom": ("nanogpt", "plain", "numpy", "elastic", "mingpt", "fsdp", "hf-auto-accelerate", "lightning-cli", "accelerate"),
+    "oom": ("nanogpt", "plain", "numpy", "elastic", "mingpt", "accelerate"),  # HF Trainer and Lightning: tests/e2e/test_frameworks.py
     "first-save": ("nanogpt", "fsdp"),
     "later-save": ("nanogpt-torchrun", "fsdp-async"),
     "supervisor": ("nanogpt", "numpy"),
     "import": ("plain", "hf-accelerate"),
     "value": ("numpy", "mpirun"),
     "sample": ("numpy", "elastic"),
-    "nan": ("nanogpt-torchrun", "hf-auto"),
-    "raise": ("plain", "fsdp"),
+    "nan": ("nanogpt", "nanogpt-torchrun"),
+    "raise": ("plain", "nanogpt"),
     "worker": ("elastic", "hf"),
     "full": ("fsdp", "fabric"),
-    "two": ("hf-auto", "trl"),
+    "two": ("numpy", "trl"),
 }
 #: What a stranger changed is never moved, and the bare program dies of it; where an option of ours resumes it, it would begin from scratch.
 ONLY_FILE = RightOutcome(
@@ -360,7 +360,7 @@ MET_ONCE = RightOutcome("one attempt fails on the torn one; then it is moved awa
 OUTCOMES = {
     **{(name, "torn"): ONLY_FILE for name in ("nanogpt-torchrun", "elastic", "mingpt")},
     ("plain", "torn"): LINKED,
-    **{(name, "torn"): NEWEST for name in ("hf-auto", "mpirun", "fabric")},
+    **{(name, "torn"): NEWEST for name in ("hf-auto", "mpirun")},
     ("fsdp", "torn"): MET_ONCE,
     ("numpy", "torn"): RightOutcome(
         "the script takes the newest file by itself, and numpy's files are of no known format: it ends with numpy's own error",

@@ -1,17 +1,16 @@
-"""Real programs whose ranks are killed ten times: out of standbys they train as one run without a kill, to the last bit."""
+"""A real program whose ranks are killed ten times: out of standbys it trains as one run without a kill, to the last bit."""
 
 from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.e2e.test_standby import logged, ready
 from tests.programs.program_runs import LONGEST_S, environment, held, lay_out, outcome
-from tests.programs.table import PROGRAMS, TORCHRUN
+from tests.programs.table import PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from tests.programs.table import TrainingProgram
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
-#: accelerate's own launcher starts its ranks by itself, and they have no standbys.
-BY_TORCHRUN = {"accelerate": ((*TORCHRUN[:2], "--nproc-per-node=1", "train.py", "--batch_size=8"))}
-NAMES = ("nanogpt-torchrun", "accelerate")
 #: After these steps a rank is killed, the first and the last in turns; there is a save after 10, 20 and 30.
 KILLS = (11, 12, 14, 16, 18, 21, 24, 26, 32, 36)
 
@@ -50,12 +46,10 @@ def _killed(start: Callable[..., Supervised], program: TrainingProgram, place: P
     return run
 
 
-@pytest.mark.parametrize("name", NAMES)
 def test_ten_restarts_out_of_standbys_train_as_one_run(
-    name: str, supervise: Callable[..., Supervised], bare: Callable[[TrainingProgram], dict[str, Any]], tmp_path: Path
+    supervise: Callable[..., Supervised], bare: Callable[[TrainingProgram], dict[str, Any]], tmp_path: Path
 ) -> None:
-    program = next(one for one in PROGRAMS if one.name == name)
-    program = replace(program, command=BY_TORCHRUN.get(name, program.command))
+    program = next(one for one in PROGRAMS if one.name == "nanogpt-torchrun")
     warm = _killed(supervise, program, tmp_path)
     used = [(row["ranks"], row["cold"]) for row in logged(warm, "standby.used")]
     assert used == [(list(range(program.world)), "")] * len(KILLS)

@@ -131,7 +131,8 @@ SLOW = {
 def test_the_slow_rank_is_named_with_what_it_does(attempt: Attempt, way: str) -> None:
     ranks = 3 if way == "peer" else 2
     with job(attempt, way, ranks):
-        seen = wait_for(lambda: shares(attempt, ranks, 8), "the shares of all ranks", 240)
+        # on a busy machine the first seconds may show the machine
+        seen = wait_for(lambda: row if (row := shares(attempt, ranks, 8)) and row.rank == 1 else None, "the slow rank", 240)
     assert (seen.rank, seen.reason is not None and PARTS[seen.reason]) == (1, SLOW[way]), seen
     assert ("on a disk" in seen.sentence) == (way == "disk"), seen.sentence
     assert seen.sentence.endswith("for rank 1")

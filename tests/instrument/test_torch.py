@@ -12,7 +12,6 @@ from supervisor.job.clock import Clock
 from supervisor.observe import collect
 from supervisor.observe.ranks import start_files
 from supervisor.observe.ranks.progress_sampler import loads
-from tests.jobs import light
 
 if TYPE_CHECKING:
     from conftest import Attempt
@@ -265,12 +264,11 @@ def test_a_finder_of_the_old_kind_leaves_a_failed_import_what_python_makes_of_it
     assert done.stdout.split("\n")[0] == "ModuleNotFoundError No module named 'jax'", done.stderr
 
 
-RANK = f"""
-{light.IMPORT}
+RANK = """
 import os, pathlib, time, torch
 done = pathlib.Path(__file__).with_name('rank-0-is-done')
 layer = torch.nn.Linear(2, 2)
-optimizer = light_sgd(torch, layer.parameters())
+optimizer = torch.optim.Adam(layer.parameters())
 for _ in range(3):
     layer(torch.ones(2)).sum().backward()
     optimizer.step()

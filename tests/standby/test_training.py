@@ -104,7 +104,11 @@ def test_what_a_script_does_before_torch_holds_and_its_restart_is_warm(name: str
     assert not warm.note, warm.note
 
 
-@pytest.mark.parametrize(("head", "level"), [("", "INFO"), ("import os\nos.environ['TORCH_DISTRIBUTED_DEBUG'] = 'OFF'\n", "OFF")])
+@pytest.mark.parametrize(
+    ("head", "level"),
+    [("", "INFO"), ("import os\nos.environ['TORCH_DISTRIBUTED_DEBUG'] = 'OFF'\n", "OFF")],
+    ids=["by the trace", "by the script"],
+)
 def test_what_traces_the_collectives_of_the_next_attempt_is_no_reason_for_a_cold_start(
     job: Job, tmp_path: Path, head: str, level: str
 ) -> None:

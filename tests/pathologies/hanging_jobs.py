@@ -114,7 +114,7 @@ def record_times(run: Supervised) -> list[float]:
     return [record.t for path in paths for record in scan(path) if isinstance(record, Record)]
 
 
-def confirmed(run: Supervised, deadline_s: float = 60.0) -> dict[str, Any]:
+def confirmed(run: Supervised, deadline_s: float = 120.0) -> dict[str, Any]:
     """Await the first confirmed hang; return its fields, of which `look` is the text that was kept."""
     event = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", deadline_s, alive=run.alive)[0]
     looks = wait_for(lambda: list(run.state.glob("*/nodes/*/*/*/hang.txt")), "the text of the look", 15.0)

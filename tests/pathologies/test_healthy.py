@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Further words of the job, and shorter limits where its slow part is to pass them.
 HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.conftest import EAGER
 from tests.support.ledgers import check_ledgers_below
 from tests.support.pages import page_text
 
@@ -56,7 +57,7 @@ def place(tmp_path: Path) -> Path:
 
 def demo(place: Path, path: str) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "examples/demo.py"]
-    environment = {**os.environ, "PATH": path}
+    environment = {**os.environ, **EAGER, "PATH": path}
     return subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, timeout=260, check=False)  # noqa: S603
 
 
@@ -104,6 +105,13 @@ def test_the_time_that_the_demo_prints_is_measured_from_its_own_kill_to_the_firs
 @pytest.mark.slow
 def test_the_time_ledger_of_the_demos_job_adds_up(shown: Shown) -> None:
     assert check_ledgers_below(shown.place) == 1
+
+
+@pytest.mark.slow
+def test_the_demos_job_is_never_called_hung(shown: Shown) -> None:
+    """Each hang was to be ended, after limits that are ten times shorter."""
+    (journal,) = shown.place.glob("demo-run/state/*/nodes/*/journal.jsonl")
+    assert '"event":"HangConfirmed"' not in journal.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

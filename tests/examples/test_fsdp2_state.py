@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import preloaded
 from tests.support.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2_state.py"
@@ -37,10 +38,11 @@ def finish(process: subprocess.Popen[bytes], cwd: Path, log: str) -> str:
 
 
 def test_a_rank_that_is_killed_costs_the_steps_since_the_last_save_and_no_bit(tmp_path: Path) -> None:
-    torchrun = ["torchrun", "--standalone", "--nproc-per-node=2", str(EXAMPLE), "--steps=60", "--save-every=5"]
-    undisturbed = WEIGHTS.search(finish(start([*torchrun, "--dir=whole"], tmp_path, "whole.log"), tmp_path, "whole.log"))
+    script = [str(EXAMPLE), "--steps=60", "--save-every=5"]
+    undisturbed = WEIGHTS.search(preloaded.run(*script, f"--dir={tmp_path / 'whole'}", ranks=2).stdout)
     assert undisturbed
 
+    torchrun = ["torchrun", "--standalone", "--nproc-per-node=2", *script]
     words = ["supervise", "--state-dir", str(tmp_path / "state"), "--", *torchrun, "--step-ms=50"]
     process = start(words, tmp_path, "log")
     try:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import preloaded
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_ddp.py"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -29,6 +31,13 @@ def finish(process: subprocess.Popen[str], *, code: int) -> str:
         process.kill()
     assert process.returncode == code, out + err
     return out
+
+
+def alone(words: list[str]) -> str:
+    """Run one process to its end; return what was printed on stdout."""
+    done = preloaded.run(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def digest(output: str) -> str:
@@ -62,26 +71,26 @@ def test_two_ranks_interrupted_by_term_resume_bit_for_bit(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_one_process_without_torchrun_resumes_over_an_epoch_with_another_batch_shape(tmp_path: Path) -> None:
     # 100 blocks of text: the 60 steps of 8 samples go round it five times
-    script = [sys.executable, str(EXAMPLE), "--steps=60", "--save-every=30", "--keep=2", "--corpus-bytes=6500", "--ckpt-dir=ckpt"]
-    whole = digest(finish(start([*script, "--batch-size=8"], tmp_path), code=0))
-    assert sorted(path.name for path in (tmp_path / "ckpt").iterdir()) == ["step-00000030.pt", "step-00000060.pt"]
-    final = torch.load(tmp_path / "ckpt" / "step-00000060.pt", weights_only=True)
+    checkpoints = tmp_path / "ckpt"
+    script = [str(EXAMPLE), "--steps=60", "--save-every=30", "--keep=2", "--corpus-bytes=6500", f"--ckpt-dir={checkpoints}"]
+    resumed = f"--resume={checkpoints / 'step-00000030.pt'}"
+    whole = digest(alone([*script, "--batch-size=8"]))
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000030.pt", "step-00000060.pt"]
+    final = torch.load(checkpoints / "step-00000060.pt", weights_only=True)
     assert final["position"] == 60 * 8
 
-    resumed = start([*script, "--batch-size=8", "--workers=1", "--resume=ckpt/step-00000030.pt"], tmp_path)
-    assert digest(finish(resumed, code=0)) == whole
+    assert digest(alone([*script, "--batch-size=8", "--workers=1", resumed])) == whole
 
-    halved = start([*script, "--batch-size=4", "--grad-accum=2", "--resume=ckpt/step-00000030.pt"], tmp_path)
-    assert digest(finish(halved, code=0)) != whole  # other dropout masks: the same text, yet not the same bits
-    again = torch.load(tmp_path / "ckpt" / "step-00000060.pt", weights_only=True)
+    halved = digest(alone([*script, "--batch-size=4", "--grad-accum=2", resumed]))
+    assert halved != whole  # other dropout masks: the same text, yet not the same bits
+    again = torch.load(checkpoints / "step-00000060.pt", weights_only=True)
     assert again["position"] == 60 * 8
 
 
 @pytest.mark.slow
 def test_a_checkpoint_of_another_text_is_refused(tmp_path: Path) -> None:
-    script = [sys.executable, str(EXAMPLE), "--ckpt-dir=ckpt", "--steps=1"]
-    finish(start([*script, "--corpus-bytes=6500"], tmp_path), code=0)
-    refused = start([*script, "--corpus-bytes=7000", "--resume=ckpt/step-00000001.pt"], tmp_path)
-    _, err = refused.communicate(timeout=120)
+    script = [str(EXAMPLE), f"--ckpt-dir={tmp_path}", "--steps=1"]
+    alone([*script, "--corpus-bytes=6500"])
+    refused = preloaded.run(*script, "--corpus-bytes=7000", f"--resume={tmp_path / 'step-00000001.pt'}")
     assert refused.returncode == 1
-    assert "trained on another text" in err
+    assert "trained on another text" in refused.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import preloaded
 from tests.support.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "uneven_ddp.py"
@@ -32,9 +33,9 @@ def weights(text: str) -> set[float]:
 
 
 def test_a_killed_rank_and_unequal_shares_leave_the_weights_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
-    alone = start([sys.executable, str(EXAMPLE), "--dir=alone", "--steps=60"], tmp_path, "alone.log")
-    assert alone.wait(90) == 0, (tmp_path / "alone.log").read_text()
-    (expected,) = weights((tmp_path / "alone.log").read_text())
+    alone = preloaded.run(str(EXAMPLE), f"--dir={tmp_path / 'alone'}", "--steps=60")
+    assert alone.returncode == 0, alone.stderr
+    (expected,) = weights(alone.stdout)
 
     job = ["torchrun", "--standalone", "--nproc-per-node=2", str(EXAMPLE), "--steps=60", "--save-every=5", "--step-ms=50"]
     process = start(["supervise", "--state-dir", str(tmp_path / "state"), *PLAN, "--", *job], tmp_path, "log")

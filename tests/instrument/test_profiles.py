@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.observe.ranks.profiles import RankProfile
+from tests.jobs import light
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
 
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from supervisor.observe.ranks.heartbeats import RankHeartbeat
 
 pytestmark = pytest.mark.process
-TRAIN = """
+TRAIN = f"""
+{light.IMPORT}
 import pathlib, time, torch
 parameter = torch.nn.Parameter(torch.zeros(3))
-optimizer = torch.optim.SGD([parameter], lr=0.1)
+optimizer = light_sgd(torch, [parameter])
 exec(compile("def slow_part(): time.sleep(0.01)", "a;b\\n<c>.py", "exec"))
 if pathlib.Path("profiled").exists(): torch.autograd.profiler.profile().__enter__()
 while not pathlib.Path("end").exists():
@@ -84,7 +86,7 @@ def test_a_rank_records_stacks_and_a_trace_and_trains_on(trained: tuple[Attempt,
     assert (answer.trace.steps, answer.trace.error, answer.cuda) == (5, "", False)
     events = json.loads(trace.read_text())["traceEvents"]
     assert sum("Optimizer.step" in event.get("name", "") for event in events) == 5
-    assert "Optimizer.step#SGD.step" in {name for name, *_ in answer.trace.operators}
+    assert "Optimizer.step#LightSGD.step" in {name for name, *_ in answer.trace.operators}
     assert not list(attempt.directory.glob("profile-*"))
 
 
@@ -129,6 +131,7 @@ def test_a_recording_that_nobody_waits_for_any_more_makes_way_for_the_next(attem
         profile = wait_for(lambda: seen if (seen := recorded(attempt, beat, seconds=0.1)).answer else None, "the next recording", 30)
     assert profile.answer.trace is None
     assert not list(attempt.directory.glob("profile-*"))
+    assert recorded(attempt, beat, seconds=0.1).failure == "it does not answer", "it is gone"
 
 
 @pytest.mark.slow
@@ -149,15 +152,16 @@ def is_stopped(pid: int) -> bool:
     return set(states) == {"T"}
 
 
-def test_a_rank_that_does_not_answer_or_is_gone_is_named_with_the_reason(attempt: Attempt) -> None:
-    with training(attempt) as beat:
-        os.kill(beat.pid, signal.SIGSTOP)
-        wait_for(lambda: is_stopped(beat.pid), "every thread of it to stop")
-        silent = recorded(attempt, beat, seconds=0.1)
-        os.kill(beat.pid, signal.SIGCONT)
-    gone = recorded(attempt, beat, seconds=0.1)
+def test_a_rank_that_does_not_answer_is_named_with_the_reason(trained: tuple[Attempt, RankHeartbeat]) -> None:
+    attempt, beat = trained
+    os.kill(beat.pid, signal.SIGSTOP)
+    wait_for(lambda: is_stopped(beat.pid), "every thread of it to stop")
+    silent = recorded(attempt, beat, seconds=0.1)
+    os.kill(beat.pid, signal.SIGCONT)
     assert silent.failure.startswith("it did not answer within 5 s: C code holds its GIL, or it is stopped")
-    assert gone.failure == "it does not answer"
+
+
+def test_a_rank_that_never_began_to_answer_is_named_with_the_reason(attempt: Attempt) -> None:
     never = RankProfile(attempt.directory, 1, (1, 1), {"steps": None, "seconds": 1.0, "torch": ""})
     never.begin(0.0)
     assert never.failure == "it has no process group and made no step, or is not instrumented"

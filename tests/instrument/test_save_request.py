@@ -83,9 +83,8 @@ if "dies" in how:
 
 @pytest.mark.process
 @pytest.mark.slow  # tests/e2e/test_preemption.py has two ranks of one job
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path: Path, nodes: int) -> None:
-    port, world = free_port(), 2
+def test_the_ranks_of_two_nodes_see_the_request_at_the_same_call(attempt: Attempt, tmp_path: Path) -> None:
+    port, world, nodes = free_port(), 2, 2
     jobs = [attempt.job_dir, *(tmp_path / f"job-{node}" for node in range(1, nodes))]
     for job in jobs[1:]:
         heartbeats.create(job / "attempt-0001" / "heartbeat", 4)
@@ -111,7 +110,7 @@ def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path
     assert told[0] == told[1]
     assert told[0][0] == "told"
     assert len(told[0]) == 2  # once
-    assert int(told[0][1]) > (50 if nodes > 1 else 10)
+    assert int(told[0][1]) > 50
 
 
 @pytest.mark.process
@@ -122,10 +121,8 @@ def test_every_rank_sees_the_request_at_the_same_call(attempt: Attempt, tmp_path
         pytest.param("save dies", False, False, marks=pytest.mark.slow),
         pytest.param("asks", True, False, marks=pytest.mark.slow),
         pytest.param("own dies", True, True, marks=pytest.mark.slow),
-        pytest.param("save asks", True, True, marks=pytest.mark.slow),
         pytest.param("save steps", True, True, marks=pytest.mark.slow),
         pytest.param("save fails", False, False, marks=pytest.mark.slow),
-        pytest.param("steps dies", False, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_checkpoint_is_made_when_the_script_goes_on_after_its_save(

@@ -8,6 +8,7 @@ import pytest
 
 from supervisor.job.clock import Clock
 from supervisor.observe.collect import beats
+from tests.jobs import light
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,11 +43,12 @@ def test_the_end_of_a_script(attempt: Attempt, tmp_path: Path, script: str, code
     assert ("script_over" in {fact.name for fact in facts}) is is_over
 
 
-GROUP = """
+GROUP = f"""
+{light.IMPORT}
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 weight = torch.nn.Parameter(torch.ones(1))
-optimizer = torch.optim.SGD([weight], lr=0.1)
+optimizer = light_sgd(torch, [weight])
 def step():
     weight.sum().backward()
     optimizer.step()

@@ -19,14 +19,9 @@ HANGS = (
 #: Continue by themselves.
 HEALTHY = (
     "none",
-    "evaluation",
     "evaluation_alone",
     "slow_save",
     "slow_load",
-    "first_step",
-    "pause",
-    "no_optimizer",
     "long_step",
-    "rollouts",
     "inference",
 )

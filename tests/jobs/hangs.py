@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 #: Done by the culprit at its step, before it computes.
-AT_ONE_STEP = ("one_sided", "python_loop", "c_loop", "c_wait", "pipe", "fuse", "frozen", "pause", "first_step", "slow_load")
+AT_ONE_STEP = ("one_sided", "python_loop", "c_loop", "c_wait", "pipe", "fuse", "frozen", "slow_load")
 
 
 class Culprit:
@@ -79,14 +79,6 @@ class Culprit:
         while not (self.place / "hung").exists():
             time.sleep(0.005)
         (self.place / "mnt" / "more").write_bytes(b"x")
-
-    def pause(self) -> None:
-        """Stand still in C with the GIL held for a while, as the garbage collector does."""
-        ctypes.PyDLL(None).usleep(int(self.long_s * 1e6))
-
-    def first_step(self) -> None:
-        """Take long for one step, as compilation does."""
-        time.sleep(self.long_s)
 
     def slow_load(self) -> None:
         """Read a file from a storage that takes `long_s` for it, a piece at a time."""
@@ -152,7 +144,7 @@ class Training:
         self.culprit = Culprit(args, dist)
         torch.manual_seed(7)
         self.model = torch.nn.Linear(8, 8)
-        self.optimizer = None if self.name in ("no_optimizer", "inference") else light_sgd(torch, self.model.parameters())
+        self.optimizer = None if self.name == "inference" else light_sgd(torch, self.model.parameters())
         self.step = 0
         if args.resume:
             content = torch.load(args.resume, weights_only=True)
@@ -239,24 +231,16 @@ class Training:
             half.replace(path)
         self.dist.barrier()
 
-    def evaluate(self) -> None:
-        """Judge the model: much longer than any step."""
-        self.model.eval()
-        with self.torch.no_grad():
-            self.model(self.torch.zeros(1, 8))
-            time.sleep(self.args.long_s)
-        self.model.train()
-        self.dist.barrier()
-
     def judge(self) -> None:
         """Compute for long, while the peers wait in the next all_reduce."""
         until = time.monotonic() + self.args.long_s
         while time.monotonic() < until:
             with self.torch.no_grad():
                 self.model(self.torch.zeros(4096, 8))
+            time.sleep(0.01)
 
     def work(self) -> None:
-        """Compute for long without a step: micro-batches of one large step, or the experience that a policy collects."""
+        """Compute for long without a step: micro-batches of one large step."""
         until = time.monotonic() + self.args.long_s
         while time.monotonic() < until:
             with self.torch.no_grad():
@@ -280,15 +264,11 @@ class Training:
         if self.name == "inference":
             self.infer()
         while self.step < self.args.steps:
-            if self.name == "rollouts":
-                self.work()
             for batch in self.epoch():
                 self.train(batch)
                 if self.step % self.args.save_every == 0:
                     self.save()
             self.dist.barrier()
-            if self.name == "evaluation":
-                self.evaluate()
 
 
 def main() -> None:

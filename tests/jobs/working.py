@@ -26,17 +26,21 @@ from working_names import WORKS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: A shell that computes for so many seconds: a child that runs another program than the rank.
-COMPUTES = "end=$(( $(date +%s) + {0:.0f} )); while [ $(date +%s) -lt $end ]; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; done"
+#: A shell that computes for so many seconds, a third of the time: a child that runs another program than the rank.
+COUNTS = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done"
+COMPUTES = f"end=$(( $(date +%s) + {{0:.0f}} )); while [ $(date +%s) -lt $end ]; do {COUNTS}; sleep 0.2; done"
 #: Bytes a second of what is slow: thirty times what two looks in 30 s would show, because here they are 3 s apart.
 RATE, PIECE = 600_000, 60_000
 
 
 def computes(seconds: float) -> int:
-    """Use a processor for so long; returns how often it counted."""
+    """Use a third of a processor for so long; returns how often it counted."""
     until, count = time.monotonic() + seconds, 0
     while time.monotonic() < until:
-        count += sum(range(10_000))
+        pause = time.thread_time() + 0.02
+        while time.thread_time() < pause:
+            count += sum(range(10_000))
+        time.sleep(0.04)
     return count
 
 
@@ -88,8 +92,7 @@ class Work:
 
     def build(self) -> None:
         """Wait for a build that starts one short compiler after the other."""
-        one = "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"
-        script = f"end=$(( $(date +%s) + {self.seconds:.0f} )); while [ $(date +%s) -lt $end ]; do sh -c '{one}'; done"
+        script = f"end=$(( $(date +%s) + {self.seconds:.0f} )); while [ $(date +%s) -lt $end ]; do sh -c '{COUNTS}'; sleep 0.2; done"
         subprocess.run(["sh", "-c", script], check=True, capture_output=True)  # noqa: S603, S607 - as above
 
     def download(self) -> None:

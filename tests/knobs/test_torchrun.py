@@ -21,6 +21,7 @@ from supervisor.knobs.torchrun import (
     size,
     stock_argv,
 )
+from tests.support import preloaded
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,9 +185,8 @@ print(json.dumps([flags, vars(run.parse_args(sys.argv[1:]))["max_restarts"]]))
 """
     command = recognise([sys.executable, "-m", "torch.distributed.run", "--max-restarts", "3", "x.py", "--max-restarts=5"])
     assert command is not None
-    done = subprocess.run(  # noqa: S603  our own interpreter
-        [sys.executable, "-W", "ignore", "-c", code, *stock_argv(command)[3:]], capture_output=True, text=True, check=True
-    )
+    done = preloaded.run("-c", code, *stock_argv(command)[3:])
+    assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"[{str(sorted(FLAGS)).replace(chr(39), chr(34))}, 0]"
 
 

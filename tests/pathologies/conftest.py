@@ -3,6 +3,5 @@
 from __future__ import annotations
 
 from tests.e2e.conftest import ledgers_add_up, pytest_runtest_makereport, supervise
-from tests.programs.conftest import bare
 
-__all__ = ["bare", "ledgers_add_up", "pytest_runtest_makereport", "supervise"]
+__all__ = ["ledgers_add_up", "pytest_runtest_makereport", "supervise"]

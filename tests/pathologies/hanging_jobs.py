@@ -44,11 +44,6 @@ def command(pathology: str, *more: str) -> list[str]:
     return ["torchrun", "--standalone", "--nproc-per-node=2", str(SCRIPT), "--progress=progress", "--pids=pids", "--digest=digest", *words]
 
 
-def culprit(pathology: str) -> int:
-    """Return the rank that goes wrong."""
-    return 0 if "--culprit=0" in WORDS.get(pathology, ()) else 1
-
-
 @contextlib.contextmanager
 def mounted(pathology: str, place: Path) -> Iterator[Callable[[], None]]:
     """Give what `fuse` and `frozen` read and write in `place`; what this yields has it hang, once the culprit is there."""
@@ -99,17 +94,6 @@ def stands_still(run: Supervised, for_s: float, deadline_s: float = 60.0) -> lis
     return [max((step for who, step in run.progress() if who == rank), default=0) for rank in sorted(pids(run))]
 
 
-def state_of(pid: int) -> str:
-    """Return the letter of a process's state."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def cpu_s(pid: int) -> float:
-    """Return the CPU seconds that a process has used."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100
-
-
 def line_of(text: str) -> int:
     """Return the number of the first line of the script that has this text: where the culprit stands."""
     return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
@@ -130,7 +114,7 @@ def record_times(run: Supervised) -> list[float]:
     return [record.t for path in paths for record in scan(path) if isinstance(record, Record)]
 
 
-def confirmed(run: Supervised, deadline_s: float = 60.0) -> dict[str, Any]:
+def confirmed(run: Supervised, deadline_s: float = 120.0) -> dict[str, Any]:
     """Await the first confirmed hang; return its fields, of which `look` is the text that was kept."""
     event = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", deadline_s, alive=run.alive)[0]
     looks = wait_for(lambda: list(run.state.glob("*/nodes/*/*/*/hang.txt")), "the text of the look", 15.0)

@@ -22,19 +22,14 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Supervised
 
-pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(300)]
 
 #: Further words of the job, and shorter limits where its slow part is to pass them.
 HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "evaluation": (("--long-s=1.5", "--epoch-steps=40"), {}),
     "evaluation_alone": (("--long-s=6",), {}),
     "slow_save": (("--long-s=5", "--at=152"), {}),
     "slow_load": (("--long-s=6",), {}),
-    "first_step": (("--long-s=6", "--at=1"), {}),
-    "pause": (("--long-s=1.5",), {}),
-    "no_optimizer": (("--steps=500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
     "long_step": (("--long-s=6", "--steps=4", "--save-every=2"), {"SUPERVISE_HANG_PHASE_S": "2"}),
-    "rollouts": (("--long-s=6", "--epoch-steps=40"), {}),
     "inference": (("--steps=1500",), {"SUPERVISE_HANG_PHASE_S": "2"}),
 }
 
@@ -48,33 +43,36 @@ def test_what_is_healthy_is_never_called_hung(supervise: Callable[..., Supervise
     assert not taken(run, "HangConfirmed")
 
 
-@pytest.mark.parametrize("stopped_processes", ["supervisor", "all"])
-def test_a_pause_of_the_supervisor_is_no_hang(supervise: Callable[..., Supervised], stopped_processes: str) -> None:
+def test_a_pause_of_the_supervisor_or_of_the_whole_job_is_no_hang(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("none", "--steps=700"), options=[*RESUMING, "--on-hang", "restart"], **SOON)
     run.wait_for_step(hanging_jobs.AT)
-    stopped = [run.process.pid, *(run.leftovers() if stopped_processes == "all" else ())]  # as if the whole machine slept
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(8)  # four times the limit: the time itself is the pathology
-    for pid in reversed(stopped):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+    for others in (run.leftovers, tuple):  # first as if the whole machine slept
+        stopped = [run.process.pid, *others()]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(8)  # four times the limit: the time itself is the pathology
+        for pid in reversed(stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        step = max(step for _, step in run.progress())
+        run.wait_for_step(step + 20)
     assert run.exit_code() == 0
     assert run.attempts() == 1
     assert not taken(run, "HangConfirmed")
 
 
-@pytest.mark.parametrize("jump_s", ["+3600", "-3600"])
-def test_a_clock_that_jumps_is_no_hang(supervise: Callable[..., Supervised], tmp_path: Path, jump_s: str) -> None:
+def test_a_clock_that_jumps_forth_and_back_is_no_hang(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "clock").write_text("+0\n")
     calm = {**SOON, "SUPERVISE_HANG_TRAIN_S": "10"}  # a machine with other work must not raise a suspicion
     run = supervise(*command("none", "--steps=500"), options=[*RESUMING, "--on-hang", "restart"], **calm, **faketime(tmp_path))
     run.wait_for_step(hanging_jobs.AT)
-    (tmp_path / "clock").write_text(f"{jump_s}\n")
+    for number, jump in enumerate(("+3600", "-3600"), 1):
+        (tmp_path / "clock").write_text(f"{jump}\n")
+        run.wait_for_step(hanging_jobs.AT + 150 * number)
     assert run.exit_code() == 0
     assert run.attempts() == 1
-    jumped = [abs(after - before) > 3000 for before, after in pairwise(record_times(run))]
-    assert jumped.count(True) == 1
+    jumped = [round((after - before) / 3600) for before, after in pairwise(record_times(run))]
+    assert [hours for hours in jumped if hours] == [1, -2]
     assert not taken(run, "HangSuspected")
 
 

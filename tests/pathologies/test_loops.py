@@ -32,14 +32,12 @@ def seconds(run: Supervised) -> float:
     return time.time() - (run.place / "pids").stat().st_mtime
 
 
-@pytest.mark.parametrize("kind", ["collectives", "backward"])
-def test_a_loop_without_an_optimizer_has_standbys_and_its_hang_is_found(supervise: Callable[..., Supervised], kind: str) -> None:
-    run = supervise(*LOOP, kind, options=["--standby", "on", "--on-hang", "restart"], **LIMITS)
+def test_a_loop_without_an_optimizer_has_standbys_and_its_hang_is_found(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*LOOP, "collectives", options=["--standby", "on", "--on-hang", "restart"], **LIMITS)
     waiting = ready(run, 1)
     wait_for(lambda: run.status()["standby"]["text"].startswith("now: 2 ready"), "status to say so", alive=run.alive)
     first = dict(starts(run, 2))
-    phase = "train" if kind == "backward" else "unknown"
-    wait_for(lambda: taken(run, "ProgressObserved")[-1]["phase"] == phase, f"phase {phase}", 60, alive=run.alive)
+    wait_for(lambda: taken(run, "ProgressObserved")[-1]["phase"] == "unknown", "no phase is known", 60, alive=run.alive)
     os.kill(first[1], signal.SIGKILL)
     assert sorted(pid for _, pid in starts(run, 4)[2:]) == waiting, "the ranks of the next attempt are the standbys"
     [used] = wait_for(lambda: logged(run, "standby.used"), "their use is logged", alive=run.alive)

@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from checkpointing.io import staging
 from tests.e2e.conftest import Supervised, Surroundings
 from tests.programs.table import OUTCOMES
 from tests.support import frameworks
@@ -90,7 +91,8 @@ class Drive:
 
     def start(self, *further: str) -> Supervised:
         """Start it, or start it again, with further options."""
-        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ()), *further]
+        warm = () if self.fault.name == "kill" else ("--standby", "off")  # tests/programs/test_standbys.py has the others
+        options = [*self.program.options, *(self.program.oom_options if self.fault.name == "oom" else ()), *warm, *further]
         more = self.program.worker_flags if self.fault.name == "worker" else ()
         self.run = self._start(
             *self.program.command, *more, options=options, place=self.place, PROGRAM_FAULT=self.words, **environment(self.program)
@@ -187,7 +189,8 @@ class Drive:
         saved = self.place / self.program.saved
 
         def look() -> bool:
-            return any(path.is_file() and filecmp.cmp(path, saved, shallow=False) for path in self.place.glob("state/**/copies/*/data/*"))
+            copies = (path for path in self.place.glob("state/**/copies/*/data/*") if not staging.is_temporary(path.parents[1].name))
+            return any(path.is_file() and filecmp.cmp(path, saved, shallow=False) for path in copies)
 
         if self.program.one_file:
             wait_for(look, "a kept copy of the only file", 30.0, alive=self.run.alive)

@@ -87,6 +87,16 @@ class Preload:
             del self._main.__file__
             self._main.__dict__.pop("__warningregistry__", None)
 
+    def renew_debug_level(self) -> None:
+        """Have torch read its debug level from the rank's variables, as a cold start does while it imports torch.
+
+        What the script itself sets before that import holds, and was read in it.
+        """
+        for gate in self._gates:
+            module = gate.modules.get("torch._C._distributed_c10d")
+            if module is not None and b"TORCH_DISTRIBUTED_DEBUG" not in gate.touched:
+                module.set_debug_level_from_env()
+
     def gates(self, argv: list[str], env: dict[str, str], cwd: str) -> gates.Gates:
         """Keep back what the script may have only behind its gate."""
         return gates.Gates(self._gates, argv, env, cwd)

@@ -40,8 +40,9 @@ VARIABLE = "SUPERVISE_JOB_STANDBY"
 #: rank's number, which changes when nodes come or go, and the variables of a traced attempt (launch/tracing.py), read when the ranks meet.
 MAY_CHANGE = (
     *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    *("NCCL_DEBUG", "NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"),
-    *("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"),
+    *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    *("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"),
+    "TORCH_DISTRIBUTED_DEBUG",  # read by torch while it is imported, and once more at the hand-over (Preload.renew_debug_level)
 )
 #: The modules that this one needs. torch imports all of it, so in a rank it is there as well.
 NEEDED = ("json", "_socket", "ctypes")
@@ -201,6 +202,7 @@ class WaitingProcess:
         sys.argv[1:] = argv[fixed:]
         if hasattr(sys, "orig_argv"):
             sys.orig_argv[:] = argv
+        preload.renew_debug_level()
         gates = preload.gates(argv, env, os.getcwd())  # noqa: PTH109 - as above
         os.write(self._fd, b"A")
         os.close(self._fd)

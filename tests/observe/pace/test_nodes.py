@@ -153,7 +153,7 @@ NOBODY: dict[str, Job] = {
 
 
 @pytest.mark.parametrize("minutes", few([16, 25]))
-@pytest.mark.parametrize("name", few(NOBODY, 5))
+@pytest.mark.parametrize("name", few(NOBODY, 4))
 def test_no_node_is_called_slow(name: str, minutes: int) -> None:
     assert replace(NOBODY[name], news=[], texts=[]).run(minutes * MINUTE_S) == []
 

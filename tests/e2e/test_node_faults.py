@@ -101,7 +101,7 @@ def test_a_megabyte_of_evidence_on_each_node_delays_no_decision(supervise: Calla
 
 
 def test_a_node_that_is_slow_is_not_lost(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=300")
+    nodes = Cluster(supervise, tmp_path, "--step-ms=80", "--steps=300", script=ALONE)
     nodes.reached(0, EVERY)
     slow = nodes.runs[1]
     for _ in range(10):  # it gets a tenth of its time
@@ -110,8 +110,7 @@ def test_a_node_that_is_slow_is_not_lost(supervise: Callable[..., Supervised], t
         time.sleep(1.8)
         _signal(halted, signal.SIGCONT)
         time.sleep(0.2)
-    end_well(nodes, script=())
-    assert (tmp_path / "digest").read_bytes() == digest_of(300)
+    end_well(nodes, 300)
     assert [run.attempts() for run in nodes.runs] == [1] * NODES
 
 
@@ -121,17 +120,14 @@ def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
             os.kill(pid, signum)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["kill", "term"])
-def test_all_supervisors_are_restarted_one_after_another_and_the_job_goes_on(
-    supervise: Callable[..., Supervised], tmp_path: Path, how: signal.Signals
-) -> None:
+def test_all_supervisors_are_restarted_one_after_another_and_the_job_goes_on(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     go_on = tmp_path / "go-on"
     job = ["--step-ms=20", "--save-on-term", f"--hold-at={2 * EVERY + 5}", f"--held-until={go_on}"]
     nodes = Cluster(supervise, tmp_path, *job, script=ALONE)
     for rank in range(NODES):
         nodes.reached(rank, EVERY + 1)
     before = max(last_attempt(run) for run in nodes.runs)
-    for node in range(NODES):
+    for node, how in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL)):
         run = nodes.runs[node]
         os.kill(run.process.pid, how)
         run.exit_code(120)

@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import os
 import pickle
+import sys
 import time
 import zipfile
 from typing import TYPE_CHECKING
@@ -52,18 +53,29 @@ def load(path: Path) -> tuple[int, str]:
     return content["step"], content["state"]
 
 
+def steps_of_rank_0(counter: Path) -> int:
+    """Return how many steps rank 0 made, by its --counter."""
+    try:
+        return int.from_bytes(counter.read_bytes(), sys.byteorder)
+    except FileNotFoundError:
+        return 0
+
+
 def main() -> None:
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--slow-save", type=int, help="--save-ms is spent in the save of this step alone, where nothing stands there yet")
     parser.add_argument("--all-save", action="store_true", help="not rank 0 alone: each has a directory of its own")
+    parser.add_argument("--in-step", action="store_true", help="no rank is ahead of rank 0, whose steps are in the file --counter")
     args = parser.parse_args()
     job = Job(args)
     job.start()
     step, state = load(args.resume) if args.resume else (0, "seed")
     while step < args.steps:
         job.before_step(step + 1)
+        while args.in_step and job.rank and steps_of_rank_0(args.counter) < step:
+            time.sleep(0.002)
         step += 1
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
         job.after_step(step)

@@ -55,7 +55,7 @@ def test_two_of_three_nodes_go_on_with_the_same_global_batch_and_the_values_come
 ) -> None:
     log = tmp_path / "log"
     job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
-    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=KNOBS)
+    nodes = Cluster(supervise, tmp_path, *job, count=3, nnodes="2:3", script=(SCRIPT,), options=KNOBS)
     nodes.reached(0, EVERY + 5)
     *others, lost = nodes.runs
     lost.process.kill()
@@ -77,7 +77,7 @@ def test_nodes_of_which_two_hold_one_replica_train_as_two_and_the_third_takes_th
 ) -> None:
     log = tmp_path / "log"
     job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
-    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=(*KNOBS, "--model-parallel=2"))
+    nodes = Cluster(supervise, tmp_path, *job, count=3, nnodes="2:3", script=(SCRIPT,), options=(*KNOBS, "--model-parallel=2"))
     nodes.reached(0, EVERY + 5)
     first, *others = nodes.runs
     trains = [run for run in nodes.runs if run.status().get("ranks")]
@@ -96,7 +96,7 @@ def test_nodes_of_which_two_hold_one_replica_train_as_two_and_the_third_takes_th
 def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_comes(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=20000", nnodes="2:3", script=ALONE, join_s=45)
+    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=20000", count=3, nnodes="2:3", script=ALONE, join_s=45)
     nodes.reached(0, EVERY + 5)
     first, *others = nodes.runs
     for run in others:
@@ -128,6 +128,7 @@ def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back(supervi
         supervise,
         tmp_path,
         *job,
+        count=3,
         nnodes="2:3",
         script=("--max-restarts=0", SCRIPT),
         options=options,

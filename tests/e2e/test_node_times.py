@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.network import Network
 
 #: Jobs for each figure.
-RUNS = int(os.environ.get("NODES_RUNS", "2"))
+RUNS = int(os.environ.get("NODES_RUNS", "1"))
 #: The promises.
 FAILED_S, VANISHED_S = 8.0, 20.0
 

@@ -1,7 +1,8 @@
 """A training that knows nothing of supervise and resumes by itself, as scripts do: from the newest file, or from the only one.
 
---style steps: ckpt/step_N.pt, not atomic. inplace: one ckpt.pt, written over again and again. At --tear-at rank 0 dies in the middle of that save, once. It refuses to start from a file that it cannot read, as torch.load does; with --swallow it
-starts from scratch then. --names: a path, which it does not use. --latest: a link to the checkpoint, made before it is saved.
+--style steps: ckpt/step_N.pt, not atomic. inplace: one ckpt.pt, written over again and again. At --tear-at rank 0 dies in
+the middle of that save, once. It refuses to start from a file that it cannot read, as torch.load does; with --swallow it starts from
+scratch then. --names: a path, which it does not use. --latest: a link to the checkpoint, made before it is saved.
 """
 
 from __future__ import annotations

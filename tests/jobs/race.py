@@ -3,7 +3,8 @@
     race.py --ckpt ckpt/last.pt [--resume PATH]
 
 Rank 0 saves through a file that it opened. Once the first bytes are in the file, rank 1 loads it, fails, has rank 0 finish, and raises. So
-the file is whole when rank 1 dies. With --resume, which the next attempt gets, nobody saves: both load, and end well. `seen` gets a line for each attempt of rank 1.
+the file is whole when rank 1 dies. With --resume, which the next attempt gets, nobody saves: both load, and end well. `seen` gets a line
+for each attempt of rank 1.
 """
 
 from __future__ import annotations

@@ -82,8 +82,13 @@ def test_a_coordinator_whose_clock_is_wrong_by_an_hour_is_not_dropped_and_the_fi
 def test_a_megabyte_of_evidence_on_each_node_delays_no_decision(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     """The script fails on all nodes alike, so that no restart helps, and prints so much with it."""
     once = {node: ["--fail-here", f"--fail-once-file={tmp_path}/once-{node}"] for node in range(NODES)}
-    job = ["--step-ms=50", f"--fail-at-step={EVERY + 5}", f"--fail-how=exception:{1 << 20}"]
+    go_on = tmp_path / "go-on"  # they fail at the same time, also where one of them is told to end before
+    job = ["--step-ms=50", "--ignore-term", f"--hold-at={EVERY + 4}", f"--held-until={go_on}"]
+    job += [f"--fail-at-step={EVERY + 5}", f"--fail-how=exception:{1 << 20}"]
     nodes = Cluster(supervise, tmp_path, *job, script=ALONE, words=once)
+    for rank in range(NODES):
+        nodes.reached(rank, EVERY + 3)
+    go_on.touch()
     assert [run.exit_code(120) for run in nodes.runs] == [1] * NODES
     for run in nodes.runs:
         run.wait_for_nothing_left(20)

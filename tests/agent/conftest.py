@@ -60,8 +60,11 @@ class Agent:
     def _started(
         self, args: tuple[str, ...], fds: tuple[int, int], cwd: Path, environ: dict[str, str]
     ) -> ForkedAgent | subprocess.Popen[bytes]:
-        """Start the agent: an interpreter of its own where the test changes what that is, or how torch is entered."""
-        if "PYTHONPATH" not in environ and "--entry" not in args:
+        """Start the agent: an interpreter of its own where the test changes what that is, or how torch is entered.
+
+        And for torch's dynamic rounds: of two forks of one process, a node that waits does not come into the second round.
+        """
+        if "PYTHONPATH" not in environ and not {"--entry", "--rdzv-backend=c10d"} & {*args}:
             return ForkedAgent([*args], [*fds, self.stderr.fileno()], cwd, environ)
         argv = [sys.executable, "-P", str(AGENT_FILE), "--link-fd", str(fds[0]), "--output-fd", str(fds[1]), *args]
         return subprocess.Popen(  # noqa: S603  our own interpreter

@@ -205,12 +205,14 @@ def test_a_damaged_newest_copy_is_passed_over_aloud(supervise: Callable[..., Sup
 
 @pytest.mark.slow
 def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    options = [*RESUMING, "--config", str(fast(tmp_path)), "--mirror", "s3://bucket/prefix"]
+    options = [*RESUMING, "--config", str(fast(tmp_path))]
+    assert supervise(*ALONE, "--steps=10", options=options).exit_code() == 0
     nowhere = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "SUPERVISE_CHECKPOINTS_FINISH_S": "1"}
     nowhere["AWS_ENDPOINT_URL_S3"] = "http://127.0.0.1:9"
-    run = supervise(*ALONE, "--steps=20", options=options, **nowhere)
+    run = supervise(*ALONE, "--steps=20", "--progress=progress", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
     assert run.exit_code() == 0
     assert run.attempts() == 1
+    assert [step for _, step in run.progress()] == list(range(11, 21))
     assert "not in the mirror yet, and kept for the next start" in run.stderr
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.agent.messages import Complete, Go, PublishCoordinator, Start, StopCommand, encode
+from tests.agent.forks import AGENT_FILE, ForkedAgent
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from supervisor.agent.messages import Command
 
 HERE = Path(__file__).parent
-AGENT_FILE = HERE.parents[1] / "supervisor" / "agent" / "__main__.py"
 DEADLINE_S = 60.0
 
 
@@ -51,20 +51,25 @@ class Agent:
         fds = (theirs.fileno(), their_packets.fileno())
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMP_", "TORCH", "PET_"))}
         self.stderr = (cwd / f"agent-{time.monotonic_ns()}.err").open("w+b")
-        argv = [sys.executable, "-P", str(AGENT_FILE), "--link-fd", str(fds[0]), "--output-fd", str(fds[1]), *options]
-        self.process = subprocess.Popen(  # noqa: S603  our own interpreter
-            [*argv, "--", *torchrun_args],
-            pass_fds=fds,
-            cwd=cwd,
-            env={**self.environ, **env},
-            stderr=self.stderr,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self.process = self._started((*options, "--", *torchrun_args), fds, cwd, {**self.environ, **env})
         theirs.close()
         their_packets.close()
         for target in (self._read_events, self._read_packets):
             threading.Thread(target=target, daemon=True).start()
+
+    def _started(
+        self, args: tuple[str, ...], fds: tuple[int, int], cwd: Path, environ: dict[str, str]
+    ) -> ForkedAgent | subprocess.Popen[bytes]:
+        """Start the agent: an interpreter of its own where the test changes what that is, or how torch is entered.
+
+        And for torch's dynamic rounds: of two forks of one process, a node that waits does not come into the second round.
+        """
+        if "PYTHONPATH" not in environ and not {"--entry", "--rdzv-backend=c10d"} & {*args}:
+            return ForkedAgent([*args], [*fds, self.stderr.fileno()], cwd, environ)
+        argv = [sys.executable, "-P", str(AGENT_FILE), "--link-fd", str(fds[0]), "--output-fd", str(fds[1]), *args]
+        return subprocess.Popen(  # noqa: S603  our own interpreter
+            argv, pass_fds=fds, cwd=cwd, env=environ, stderr=self.stderr, stdout=subprocess.DEVNULL, start_new_session=True
+        )
 
     def send(self, command: Command) -> None:
         """Send a command."""
@@ -129,8 +134,9 @@ class Agent:
 
     def close(self) -> None:
         """Kill it, if it lives."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
         self.process.wait()
         for s in (self._link, self._packets):
             with contextlib.suppress(OSError):

@@ -127,7 +127,7 @@ def test_ranks_forked_from_torchrun_itself_are_left_to_torchrun(start: Callable[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", ["torchrun", "run", "launch"])
+@pytest.mark.parametrize("entry", ["torchrun", "launch"])
 def test_a_healthy_job_prints_what_torchrun_prints(start: Callable[..., Any], tmp_path: Path, entry: str) -> None:
     def plain(text: str) -> list[str]:
         return [re.sub(r"^W\d+ \S+ \d+", "W", line) for line in text.splitlines()]  # times and pids

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from supervisor.journal.records import EventTaken, Record, scan
 from tests.e2e.conftest import Supervised, Surroundings, processes_with
-from tests.e2e.test_nodes import DDP, digest_of
+from tests.e2e.test_nodes import ALONE, digest_of
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ _SHARED = re.compile(r"/node-\d+/")
 
 
 class Machines:
-    """The nodes of one job. `place` is the storage that they share; node `host` serves torch's store, and is the coordinator."""
+    """The nodes of one job. `place` is the storage that they share; node `host` serves torch's store, and is the coordinator.
+
+    Its ranks wait before step `hold_at` until `go_on`, which is called at the end; 0: they do not.
+    """
 
     def __init__(  # noqa: PLR0913  what a test varies, by name
         self,
@@ -39,11 +42,12 @@ class Machines:
         wait_s: float = 600.0,
         steps: int = STEPS,
         host: int = 0,
-        script: Sequence[str] = DDP,
+        script: tuple[str, ...] = ALONE,
+        hold_at: int = 2 * EVERY + 6,
     ) -> None:
         self.count = len(network.names)
         self._start, self._job, self._nnodes, self.place, self.network = start, job, nnodes or str(self.count), place, network
-        self._wait_s, self._steps, self._host, self._script = wait_s, steps, host, script
+        self._wait_s, self._steps, self._host, self._script, self._hold_at = wait_s, steps, host, script, hold_at
         self.runs = [self.start(node) for node in range(self.count)]
 
     def start(self, node: int) -> Supervised:
@@ -53,6 +57,7 @@ class Machines:
         torchrun += [f"--nnodes={self._nnodes}", "--nproc-per-node=1"]
         files = [f"--progress={self.place}/progress", f"--ckpt-dir={self.place}/ckpt", f"--digest={self.place}/digest"]
         script = [*self._script, f"--steps={self._steps}", f"--save-every={EVERY}", "--step-ms=20", *files, *self._job]
+        script += [f"--hold-at={self._hold_at}", f"--held-until={self.place}/go-on"] if self._hold_at else []
         return self._start(
             *torchrun,
             *script,
@@ -66,6 +71,10 @@ class Machines:
     def rendezvous(self, node: int) -> list[str]:
         """Return torchrun's options for where the nodes meet."""
         return [f"--rdzv-endpoint={self.network.address(self._host)}:{PORT}", f"--rdzv-conf=is_host={int(node == self._host)}"]
+
+    def go_on(self) -> None:
+        """Let the ranks make all of their steps."""
+        (self.place / "go-on").touch()
 
     def reached(self, step: int) -> None:
         """Await that rank 0 made a step."""
@@ -96,11 +105,12 @@ class Machines:
 
     def end_well(self, *, same_world: bool = True) -> None:
         """Demand what must hold after any fault; the same model only where as many ranks as before trained all the time."""
+        self.go_on()
         assert [run.exit_code(400) for run in self.runs] == [0] * self.count
         for run in self.runs:
             run.wait_for_nothing_left()
         if same_world:
-            assert (self.place / "digest").read_bytes() == digest_of(self._steps, nodes=self.count)
+            assert (self.place / "digest").read_bytes() == digest_of(self._steps, self._script, self.count)
         assert_one_job(self.runs)
 
     def cards(self) -> set[str]:

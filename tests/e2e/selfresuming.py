@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SCRIPT = str(Path(__file__).parents[1] / "jobs" / "resumes_itself.py")
-TRAIN = ["torchrun", "--standalone", "--nproc-per-node=2", SCRIPT]
+TRAIN = ["torchrun", "--standalone", "--nproc-per-node=1", SCRIPT]
 
 
 def fast(place: Path) -> Path:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Bucket, Supervised, Surroundings
 
 #: A job that imports no torch.
-ALONE = str(Path(__file__).parents[1] / "jobs" / "no_torch.py")
+ALONE = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "no_torch.py"), "--save-every=10"]
+RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 
 pytestmark = [
     pytest.mark.process,
@@ -40,22 +41,20 @@ pytestmark = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", ["steps", "tmp"])
 def test_a_torn_checkpoint_of_its_own_is_out_of_the_way_of_a_script_that_resumes_by_itself(
-    supervise: Callable[..., Supervised], tmp_path: Path, style: str
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     (tmp_path / "ckpt").mkdir()
     foreign = tmp_path / "ckpt" / "step_999.pt"
     foreign.write_bytes(b"PK\x03\x04 torn long ago, by somebody else")
     (tmp_path / "ckpt" / "notes.txt").write_text("mine")
     before = listing(tmp_path)
-    run = supervise(*TRAIN, f"--style={style}", "--tear-at=30", "--steps=40", "--pace-s=0.2", options=["--config", str(fast(tmp_path))])
+    run = supervise(*TRAIN, "--style=steps", "--tear-at=30", "--steps=40", "--pace-s=0.2", options=["--config", str(fast(tmp_path))])
     assert run.exit_code(deadline_s=180) == 0, "it did not come to its end"
     assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "20"]
     assert run.attempts() == 2
-    if style == "steps":
-        assert moved(run) == [(str(tmp_path / "ckpt" / "step_30.pt"), f"{tmp_path}/.supervise-aside/torn-a")]
-        assert "moved to" in run.stderr
+    assert moved(run) == [(str(tmp_path / "ckpt" / "step_30.pt"), f"{tmp_path}/.supervise-aside/torn-a")]
+    assert "moved to" in run.stderr
     assert_untouched(run, before)
 
 
@@ -75,31 +74,12 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
     assert_untouched(run, before)
 
 
-@pytest.mark.slow
-def test_an_empty_disk_gets_the_newest_checkpoint_of_this_job_from_the_mirror(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    mirror, node = tmp_path / "mirror", tmp_path / "node"
-    node.mkdir()
-    mirror.mkdir()
-    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--mirror", str(mirror), "--config", str(fast(tmp_path))]
-    first = supervise(*TRAIN, "--steps=20", options=options, place=node)
-    assert first.exit_code() == 0
-    assert f"mirrored to {mirror}" in first.stderr
-    assert len(list(mirror.rglob("manifest.json"))) == 2, "the last save of the run is mirrored, too"
-    shutil.rmtree(node / "ckpt")
-    shutil.rmtree(first.state)
-    second = supervise(*TRAIN, "--steps=30", options=options, place=node)
-    assert second.exit_code() == 0
-    assert f"restored {node}/ckpt/step_20.pt of step 20 from" in second.stderr
-    assert "resumed at 20" in second.stdout
-
-
 @pytest.mark.s3
 def test_a_wiped_disk_goes_on_from_s3(supervise: Callable[..., Supervised], tmp_path: Path, bucket: Bucket) -> None:
-    """As above, from a real server, by a job that starts in a moment."""
     node = tmp_path / "node"
     node.mkdir()
-    options = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}", "--mirror", bucket.url]
-    job = [sys.executable, ALONE, "--save-every=10", "--progress=progress"]
+    options = [*RESUMING, "--mirror", bucket.url]
+    job = [*ALONE, "--progress=progress"]
     assert supervise(*job, "--steps=20", options=options, place=node, **bucket.reach).exit_code() == 0
     shutil.rmtree(node)
     second = supervise(*job, "--steps=30", options=options, place=node, **bucket.reach)
@@ -152,14 +132,14 @@ def test_the_end_waits_for_the_upload_with_a_line_and_two_signals_end_that(super
     """The mirror is away: what the finished job leaves is only here."""
     node, sink = tmp_path / "node", tmp_path / "alerts"
     node.mkdir()
-    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--mirror", "s3://bucket", "--config", str(fast(tmp_path))]
+    options = [*RESUMING, "--mirror", "s3://bucket", "--config", str(fast(tmp_path))]
     options += ["--set", "checkpoints.finish_s=1800"]
     program = json.dumps(["/bin/sh", "-c", f"cat >> {sink}"])
     with (tmp_path / "fast.toml").open("a") as file:
         file.write(f'\n[[alerts.sink]]\nkind = "exec"\ncommand = {program}\n')
     reach = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "key") | {"AWS_DEFAULT_REGION": "us-east-1"}
     with object_store([]) as store:
-        run = supervise(*TRAIN, "--steps=20", options=options, place=node, AWS_ENDPOINT_URL_S3=store.url, **reach)
+        run = supervise(*ALONE, "--steps=20", options=options, place=node, AWS_ENDPOINT_URL_S3=store.url, **reach)
         run.wait_for_line("to be mirrored to s3://bucket")
     wait_for(lambda: "to the mirror: " in run.stderr, "the line of the end", 150, alive=run.alive)
     line = next(line for line in run.stderr.splitlines() if "to the mirror: " in line)
@@ -170,9 +150,9 @@ def test_the_end_waits_for_the_upload_with_a_line_and_two_signals_end_that(super
     wait_for(lambda: "another signal ends that" in run.stderr, "the shorter wait", 20, alive=run.alive)
     run.signal(signal.SIGINT)
     assert run.exit_code(60) == 0
-    assert "done at step 20" in run.stderr.splitlines()[-1]
-    assert f"only here: {node}/ckpt/step_20.pt and 1 more" in run.stderr.splitlines()[-1]
-    assert "The last checkpoint step_20.pt is in no mirror" in sink.read_text()
+    assert "done, no incident" in run.stderr.splitlines()[-1]
+    assert f"only here: {node}/ckpt/step-000020.pt and 1 more" in run.stderr.splitlines()[-1]
+    assert "The last checkpoint step-000020.pt is in no mirror" in sink.read_text()
 
 
 @pytest.mark.slow
@@ -225,14 +205,14 @@ def test_a_damaged_newest_copy_is_passed_over_aloud(supervise: Callable[..., Sup
 
 @pytest.mark.slow
 def test_a_mirror_that_cannot_be_reached_is_no_business_of_the_training(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    options = ["--checkpoints", "ckpt/step_*.pt", "--resumes-itself", "--config", str(fast(tmp_path))]
-    assert supervise(*TRAIN, "--steps=10", options=options).exit_code() == 0
+    options = [*RESUMING, "--config", str(fast(tmp_path))]
+    assert supervise(*ALONE, "--steps=10", options=options).exit_code() == 0
     nowhere = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "SUPERVISE_CHECKPOINTS_FINISH_S": "1"}
     nowhere["AWS_ENDPOINT_URL_S3"] = "http://127.0.0.1:9"
-    run = supervise(*TRAIN, "--steps=20", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
+    run = supervise(*ALONE, "--steps=20", "--progress=progress", options=[*options, "--mirror", "s3://bucket/prefix"], **nowhere)
     assert run.exit_code() == 0
     assert run.attempts() == 1
-    assert "resumed at 10" in run.stdout
+    assert [step for _, step in run.progress()] == list(range(11, 21))
     assert "not in the mirror yet, and kept for the next start" in run.stderr
 
 

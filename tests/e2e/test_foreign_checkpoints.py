@@ -33,11 +33,9 @@ pytestmark = [
 ]  # two starts, each of which imports torch
 
 
-def killed_beside_a_stray(
-    supervise: Callable[..., Supervised], place: Path, *options: str, more: tuple[str, ...] = ()
-) -> tuple[Supervised, Path]:
+def killed_beside_a_stray(supervise: Callable[..., Supervised], place: Path, *more: str) -> tuple[Supervised, Path]:
     """Have a training save step 10, lay a checkpoint of step 5000 beside it, and kill a rank."""
-    run = supervise(*TRAIN, "--steps=6000", "--pace-s=0.3", *more, options=["--config", str(fast(place)), *options])
+    run = supervise(*TRAIN, "--steps=6000", "--pace-s=0.3", *more, options=["--config", str(fast(place))])
     saved = place / "ckpt" / "step_10.pt"
     wait_for(saved.exists, "step 10", 120, alive=run.alive)
     stray = place / "ckpt" / "step_5000.pt"
@@ -56,13 +54,8 @@ def digests(place: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (place / "ckpt").glob("*.pt")}
 
 
-@pytest.mark.parametrize(
-    "options", [(), ("--checkpoints", "ckpt/*.pt", "--resumes-itself")], ids=["nothing declared", "a declared pattern"]
-)
-def test_another_trainings_checkpoint_ends_the_run_before_a_save(
-    supervise: Callable[..., Supervised], tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    run, stray = killed_beside_a_stray(supervise, tmp_path, *options)
+def test_another_trainings_checkpoint_ends_the_run_before_a_save(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    run, stray = killed_beside_a_stray(supervise, tmp_path)
     before = digests(tmp_path)
     assert run.exit_code(deadline_s=120) == 65, run.account()
     assert run.attempts() == 2
@@ -74,7 +67,7 @@ def test_another_trainings_checkpoint_ends_the_run_before_a_save(
 
 
 def test_a_path_that_the_command_names_may_be_loaded(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    run, stray = killed_beside_a_stray(supervise, tmp_path, more=(f"--seeks={tmp_path}/ckpt/step_5000.pt",))  # a word of the command
+    run, stray = killed_beside_a_stray(supervise, tmp_path, f"--names={tmp_path}/ckpt/step_5000.pt")  # a word of the command
     wait_for(lambda: f"from {stray}" in run.stderr, "the second attempt", 120)
     run.signal(signal.SIGTERM)
     run.exit_code()

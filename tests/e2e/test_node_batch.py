@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import Supervised, clean_environment
-from tests.e2e.test_nodes import EVERY, JOBS, Cluster
+from tests.e2e.test_nodes import ALONE, EVERY, JOBS, Cluster
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -26,7 +26,7 @@ SCRIPT = str(JOBS / "same_batch.py")
 REHEARSAL = """
 import sys
 if sys.argv[0].endswith("nodecheck/__main__.py"):
-    sys.argv += ["--deadline", "70", "--rehearse", "fail:RANK:1"]
+    sys.argv += ["--deadline", "70", "--rehearse", "fail:1:1"]
 """
 KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")
 
@@ -55,7 +55,7 @@ def test_two_of_three_nodes_go_on_with_the_same_global_batch_and_the_values_come
 ) -> None:
     log = tmp_path / "log"
     job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
-    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=KNOBS)
+    nodes = Cluster(supervise, tmp_path, *job, count=3, nnodes="2:3", script=(SCRIPT,), options=KNOBS)
     nodes.reached(0, EVERY + 5)
     *others, lost = nodes.runs
     lost.process.kill()
@@ -77,7 +77,7 @@ def test_nodes_of_which_two_hold_one_replica_train_as_two_and_the_third_takes_th
 ) -> None:
     log = tmp_path / "log"
     job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
-    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), options=(*KNOBS, "--model-parallel=2"))
+    nodes = Cluster(supervise, tmp_path, *job, count=3, nnodes="2:3", script=(SCRIPT,), options=(*KNOBS, "--model-parallel=2"))
     nodes.reached(0, EVERY + 5)
     first, *others = nodes.runs
     trains = [run for run in nodes.runs if run.status().get("ranks")]
@@ -96,8 +96,7 @@ def test_nodes_of_which_two_hold_one_replica_train_as_two_and_the_third_takes_th
 def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_comes(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = (f"--made={tmp_path / 'log'}", "--step-ms=50", "--steps=5000")
-    nodes = Cluster(supervise, tmp_path, *job, nnodes="2:3", script=(SCRIPT,), join_s=45)
+    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=20000", count=3, nnodes="2:3", script=ALONE, join_s=45)
     nodes.reached(0, EVERY + 5)
     first, *others = nodes.runs
     for run in others:
@@ -111,7 +110,7 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     assert "supervise waits for 1 more node until" in page
     assert "then it stops (exit code 75)" in page
     again = nodes.start(1)
-    wait_for(lambda: rows(tmp_path / "log")[-1][1] == 2, "two of them to train on", 60, alive=first.alive)
+    wait_for(lambda: first.attempts() >= 2, "two of them to train on", 60, alive=first.alive)
     assert first.status()["waits"] is None
     again.process.kill()
     assert first.exit_code(150) == 75
@@ -119,12 +118,9 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     assert first.status()["incidents"] == 2, "that they waited is no failure"
 
 
-@pytest.mark.parametrize(("rank", "go_on"), [(1, 2), (0, 0)], ids=["another node", "the node that serves the store"])
-def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back_unless_the_others_need_it(
-    supervise: Callable[..., Supervised], tmp_path: Path, rank: int, go_on: int
-) -> None:
+def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(REHEARSAL.replace("RANK", str(rank)))
+    (tmp_path / "site" / "sitecustomize.py").write_text(REHEARSAL)
     log = tmp_path / "log"
     job = ("--batch-size=8", "--accum=1", f"--made={log}", "--step-ms=50", f"--steps={STEPS}")
     options = (*KNOBS, "--check-nodes", "start")
@@ -132,6 +128,7 @@ def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back_unless_
         supervise,
         tmp_path,
         *job,
+        count=3,
         nnodes="2:3",
         script=("--max-restarts=0", SCRIPT),
         options=options,
@@ -142,15 +139,14 @@ def test_a_node_that_fails_the_node_check_stops_alone_and_comes_not_back_unless_
     bad = wait_for(lambda: next((run for run in nodes.runs if is_over(run)), None), "a node to stop", 200)
     assert "fails the node check: rehearsal: rank" in bad.stderr
     others = [run for run in nodes.runs if run is not bad]
-    if go_on:
-        wait_for(lambda: log.exists() and rows(log)[-1][0] > EVERY, "the others to train", 120, alive=others[0].alive)
-        again = nodes.start(nodes.runs.index(bad))
-        assert again.exit_code(60) == 69
-        assert "this node is excluded since" in again.stderr
-    assert [run.exit_code(200) for run in others] == [0 if go_on else 75] * 2
-    assert {row[1:] for row in (rows(log) if log.exists() else ())} == ({(2, 6, 2, 24)} if go_on else set())
-    assert [run.attempts() for run in others] == [1 if go_on else 0] * 2
-    assert all("leaves the job" in run.stderr for run in others) == bool(go_on)
-    assert all(run.status()["incidents"] == 1 - bool(go_on) for run in others), "that a node left is no failure"
+    wait_for(lambda: log.exists() and rows(log)[-1][0] > EVERY, "the others to train", 120, alive=others[0].alive)
+    again = nodes.start(nodes.runs.index(bad))
+    assert again.exit_code(60) == 69
+    assert "this node is excluded since" in again.stderr
+    assert [run.exit_code(200) for run in others] == [0, 0]
+    assert {row[1:] for row in rows(log)} == {(2, 6, 2, 24)}
+    assert [run.attempts() for run in others] == [1, 1]
+    assert all("leaves the job" in run.stderr for run in others)
+    assert [run.status()["incidents"] for run in others] == [0, 0], "that a node left is no failure"
     ledgers = [path for run in nodes.runs for path in run.state.glob(".gpus/*.jsonl")]
     assert len(ledgers) == 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.test_nodes import DDP
+from tests.e2e.test_nodes import ALONE
 from tests.support.figures import is_within
 from tests.support.ports import answers, free_port
 from tests.support.waiting import wait_for
@@ -59,14 +59,14 @@ def differs(run: Supervised, what: str, value: str) -> bool:
 def test_what_matters_is_named_on_both_nodes_with_both_values_and_the_job_runs(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    other = tmp_path / "other" / Path(DDP[0]).name
+    other = tmp_path / "other" / Path(ALONE[0]).name
     other.parent.mkdir()
-    for name in (other.name, "job_parts.py", "light.py"):
-        shutil.copy(Path(DDP[0]).with_name(name), other.parent)
+    for name in (other.name, "job_parts.py"):
+        shutil.copy(Path(ALONE[0]).with_name(name), other.parent)
     with other.open("a") as file:
         file.write("# another revision\n")
     files = [f"--ckpt-dir={tmp_path}/ckpt", f"--progress={tmp_path}/progress", "--steps=3"]
-    runs = start_both(supervise, tmp_path, [*DDP, *files], [str(other), *DDP[1:], *files], NCCL_PROTO="LL")
+    runs = start_both(supervise, tmp_path, [*ALONE, *files], [str(other), *files], NCCL_PROTO="LL")
     assert [run.exit_code(120) for run in runs] == [0, 0]
     for run in runs:
         assert differs(run, "the nodes are not alike: NCCL_PROTO", "LL"), run.stderr
@@ -78,7 +78,7 @@ def test_what_matters_is_named_on_both_nodes_with_both_values_and_the_job_runs(
 @pytest.mark.slow  # tests/health/nodecheck/test_environments.py shows it
 def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     files = [f"--progress={tmp_path}/progress", "--steps=3"]
-    runs = start_both(supervise, tmp_path, [*DDP, *files], [*DDP, *files], TORCH_DISTRIBUTED_DEBUG="DETAIL")
+    runs = start_both(supervise, tmp_path, [*ALONE, *files], [*ALONE, *files], TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert [run.exit_code(120) for run in runs] == [78, 78]
     for run in runs:
         assert differs(run, "TORCH_DISTRIBUTED_DEBUG", "DETAIL"), run.stderr
@@ -90,6 +90,6 @@ def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise
 @pytest.mark.slow
 def test_nodes_that_are_not_compared_start_in_spite_of_it(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     files = [f"--ckpt-dir={tmp_path}/ckpt", f"--progress={tmp_path}/progress", "--steps=3"]
-    runs = start_both(supervise, tmp_path, [*DDP, *files], [*DDP, *files], options=["--set", "health.enabled=false"], NCCL_PROTO="LL")
+    runs = start_both(supervise, tmp_path, [*ALONE, *files], [*ALONE, *files], options=["--set", "health.enabled=false"], NCCL_PROTO="LL")
     assert [run.exit_code(120) for run in runs] == [0, 0]
     assert all("not alike" not in run.stderr for run in runs)

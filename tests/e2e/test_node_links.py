@@ -1,7 +1,9 @@
-"""Three nodes of a job in network namespaces of their own: links are cut, machines are lost and come back.
+"""Nodes of a job in network namespaces of their own: links are cut, machines are lost and come back.
 
 After each fault: one decision and one checkpoint per attempt in all journals, the same card everywhere, nothing left, and the model of a
-run in which nothing failed.
+run in which nothing failed. test_node_pauses.py has a link that is cut for some seconds; test_node_splits.py has links that are cut in
+one direction; test_nodes.py has a supervisor that is killed; test_node_times.py has a rank that is killed, and a machine without which
+the others train on.
 """
 
 from __future__ import annotations
@@ -15,8 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.e2e.conftest import processes_with
-from tests.e2e.machines import EVERY, NODES, STEPS, Machines, checkpoints_of
-from tests.support.waiting import wait_for
+from tests.e2e.machines import EVERY, NODES, Machines, checkpoints_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,44 +29,32 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def test_a_link_that_is_cut_for_some_seconds_changes_nothing(
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_a_link_that_is_cut_for_longer_loses_the_coordinator_and_all_go_on_when_it_is_back(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     nodes = Machines(supervise, tmp_path, network)
     nodes.reached(2 * EVERY)
-    network.cut(2)
-    time.sleep(5.0)
-    network.mend(2)
-    nodes.end_well()
-    assert [run.attempts() for run in nodes.runs] == [1] * NODES
-
-
-@pytest.mark.parametrize("node", [2, 0], ids=["a node", "the coordinator"])
-def test_a_link_that_is_cut_for_longer_loses_the_node_and_all_go_on_when_it_is_back(
-    supervise: Callable[..., Supervised], tmp_path: Path, network: Network, node: int
-) -> None:
-    nodes = Machines(supervise, tmp_path, network)
-    nodes.reached(2 * EVERY)
-    network.cut(node)
+    network.cut(0)
     time.sleep(60.0)
-    network.mend(node)
+    network.mend(0)
     nodes.end_well()
     assert len(nodes.cards()) == 1, nodes.cards()
 
 
-@pytest.mark.parametrize("node", [2, 0], ids=["a node", "the coordinator"])
-def test_a_machine_that_loses_its_power_and_comes_back(
-    supervise: Callable[..., Supervised], tmp_path: Path, network: Network, node: int
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_the_machine_of_the_coordinator_loses_its_power_and_comes_back(
+    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     nodes = Machines(supervise, tmp_path, network)
     nodes.reached(2 * EVERY + 5)
-    nodes.lose(node)
+    nodes.lose(0)
     time.sleep(15.0)
-    nodes.runs[node] = nodes.start(node)
+    nodes.runs[0] = nodes.start(0)
     nodes.end_well()
     assert len(nodes.cards()) == 1, nodes.cards()
     (card,) = nodes.cards()
-    assert f"node {os.uname().nodename}:{node} is lost" in card
+    assert f"node {os.uname().nodename}:0 is lost" in card
 
 
 def test_all_nodes_stop_with_75_where_the_coordinator_is_gone_for_good_and_the_job_goes_on_when_it_is_requeued(
@@ -87,41 +76,11 @@ def test_all_nodes_stop_with_75_where_the_coordinator_is_gone_for_good_and_the_j
     assert all(step >= 2 * EVERY for _, step in chosen), "the requeue resumed at the newest checkpoint"
 
 
-@pytest.mark.parametrize("what", ["a rank", "an agent", "a supervisor"])
-@pytest.mark.parametrize("node", [2, 0])
-def test_a_process_of_a_node_is_killed(
-    supervise: Callable[..., Supervised], tmp_path: Path, network: Network, what: str, node: int
-) -> None:
+@pytest.mark.parametrize("network", [2], indirect=True)
+def test_the_agent_of_a_node_is_killed(supervise: Callable[..., Supervised], tmp_path: Path, network: Network) -> None:
     nodes = Machines(supervise, tmp_path, network)
     nodes.reached(2 * EVERY + 5)
-    run = nodes.runs[node]
-    if what == "a supervisor":
-        run.process.kill()
-        run.wait_for_nothing_left(20)
-        nodes.runs[node] = nodes.start(node)
-    elif what == "a rank":
-        os.kill(next(iter(run.rank_pids().values())), signal.SIGKILL)
-    else:
-        (agent,) = (pid for pid, line in processes_with(run.mark).items() if "supervisor/agent/__main__.py" in line)
-        os.kill(agent, signal.SIGKILL)
+    (agent,) = (pid for pid, line in processes_with(nodes.runs[1].mark).items() if "supervisor/agent/__main__.py" in line)
+    os.kill(agent, signal.SIGKILL)
     nodes.end_well()
     assert len(nodes.cards()) == 1, nodes.cards()
-
-
-def test_the_others_of_an_elastic_job_train_on_without_a_lost_machine_which_is_taken_in_at_a_save_when_it_is_back(
-    supervise: Callable[..., Supervised], tmp_path: Path, network: Network
-) -> None:
-    nodes = Machines(supervise, tmp_path, network, "--ask", steps=4 * STEPS, nnodes="2:3")
-    nodes.reached(2 * EVERY + 5)
-    lost_t = time.time()
-    nodes.lose(2)
-    others = nodes.runs[:2]
-    for run in others:
-        wait_for(lambda run=run: run.attempts() >= 2, "the others to continue", 60, alive=run.alive)
-    print(f"ranks started again {time.time() - lost_t:.1f} s after the loss")  # noqa: T201  beside the times in the journal
-    nodes.runs[2] = nodes.start(2)
-    nodes.end_well(same_world=False)
-    assert [run.attempts() for run in others] == [3, 3]
-    for run in others:
-        assert "all have saved" in run.journal()
-        assert run.status()["incidents"] == 1

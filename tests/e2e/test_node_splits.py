@@ -56,7 +56,7 @@ def test_a_split_of_two_and_two_where_all_four_are_needed_has_nobody_train_until
 def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_coordinator_train_and_all_after_it(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
-    nodes = Machines(supervise, tmp_path, network, "--ask", nnodes="2:4", steps=8 * STEPS)
+    nodes = Machines(supervise, tmp_path, network, nnodes="2:4", steps=8 * STEPS)
     nodes.reached(2 * EVERY + 5)
     network.split([2, 3])
     for run in nodes.runs[:2]:
@@ -70,8 +70,8 @@ def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_coord
     assert {len(gathered(run)[-1]["members"]) for run in nodes.runs} == {4}, "they ended in one epoch"
 
 
-@pytest.mark.parametrize("node", [2, 0], ids=["a node", "the coordinator"])
-@pytest.mark.parametrize("way", ["is not heard", "does not hear"])
+@pytest.mark.parametrize("network", [2], indirect=True)
+@pytest.mark.parametrize(("node", "way"), [(1, "does not hear"), (0, "is not heard")], ids=["a node", "the coordinator"])
 def test_a_link_that_is_cut_in_one_direction_is_a_link_that_is_cut(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network, node: int, way: str
 ) -> None:

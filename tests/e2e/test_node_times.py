@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.machines import Machines, checkpoints_of, decisions_of
+from tests.e2e.machines import Machines, checkpoints_of, decisions_of, saw
+from tests.e2e.test_nodes import DDP
 from tests.support.figures import is_within
 from tests.support.waiting import wait_for, words_of
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from tests.support.network import Network
 
 #: Jobs for each figure.
-RUNS = int(os.environ.get("NODES_RUNS", "10"))
+RUNS = int(os.environ.get("NODES_RUNS", "1"))
 #: The promises.
 FAILED_S, VANISHED_S = 8.0, 20.0
 
@@ -61,7 +62,7 @@ def test_all_ranks_step_again_within_8_s_of_the_death_of_a_process_on_another_no
 ) -> None:
     took_s = []
     for number in range(RUNS):
-        nodes = Machines(supervise, tmp_path / f"run-{number}", network, "--step-ms=100", steps=80)
+        nodes = Machines(supervise, tmp_path / f"run-{number}", network, "--step-ms=100", steps=80, script=DDP, hold_at=0)
         (pid,) = nodes.runs[2].rank_pids().values()
         nodes.reached(25)
         killed_ns = time.monotonic_ns()
@@ -80,7 +81,7 @@ def test_the_others_step_again_within_20_s_of_a_host_that_vanishes_and_it_is_tak
     took_s, returned_s = [], []
     for number in range(RUNS):
         job = ("--step-ms=100", "--ask", "--save-every=1000000")
-        nodes = Machines(supervise, tmp_path / f"run-{number}", network, *job, steps=300, nnodes="2:3")
+        nodes = Machines(supervise, tmp_path / f"run-{number}", network, *job, steps=300, nnodes="2:3", script=DDP, hold_at=0)
         nodes.reached(10)
         vanished_ns = time.monotonic_ns()
         nodes.vanish(2)
@@ -93,6 +94,9 @@ def test_the_others_step_again_within_20_s_of_a_host_that_vanishes_and_it_is_tak
         (saved,) = (int(path.stem.removeprefix("step-")) for path in (nodes.place / "ckpt").glob("*.pt"))
         assert {step for run in nodes.runs for rows in checkpoints_of(run).values() for row in rows if row for _, step in [row]} == {saved}
         assert [run.attempts() for run in nodes.runs[:2]] == [3, 3]
+        assert [run.status()["incidents"] for run in nodes.runs[:2]] == [1, 1], "that it is taken in is no failure"
+        assert all("all have saved" in run.journal() for run in nodes.runs[:2])
+        assert any(saw(run, "Saved") for run in nodes.runs[:2])
     show("a host vanished: the others step again", took_s)
     show("a node is back: all step together, from the one save that they were asked for", returned_s)
     assert all(is_within(took, VANISHED_S) for took in took_s)

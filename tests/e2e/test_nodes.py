@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 JOBS = Path(__file__).parents[1] / "jobs"
 #: Ranks that step together over gloo, and ranks that start in a moment.
 DDP, ALONE = (str(JOBS / "ddp_small.py"), "--light"), (str(JOBS / "no_torch.py"),)
-NODES, STEPS, EVERY = 3, 60, 20
+NODES, STEPS, EVERY = 2, 60, 20
 #: Random kills during saves, in runs of so many.
-KILLS, A_RUN = int(os.environ.get("NODES_KILLS", "100")), 10
+KILLS, A_RUN = int(os.environ.get("NODES_KILLS", "100")), 25
 SAVE_S = 0.6
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
@@ -53,9 +54,10 @@ class Cluster:
         place: Path,
         *job: str,
         options: Sequence[str] = (),
-        nnodes: str = str(NODES),
+        count: int = NODES,
+        nnodes: str = "",
         checkpoints: str = "{place}/ckpt",
-        resume: Sequence[str] = ("--resume {resume}",) * NODES,
+        resume: Sequence[str] = ("--resume {resume}",) * 3,
         script: Sequence[str] = DDP,
         last_call_s: int = 2,
         join_s: int = 600,
@@ -67,10 +69,11 @@ class Cluster:
         self._start, self._job, self._options, self.place = start, job, options, place
         self._checkpoints, self._resume, self._script, self._environment = checkpoints, resume, script, environment
         port = free_port()
-        self._torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=e2e", f"--nnodes={nnodes}"]
+        self._torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=e2e"]
+        self._torchrun += [f"--nnodes={nnodes or count}"]
         self.runs = [self.start(0)]
         wait_for(lambda: answers(port), "node 0 to serve the rendezvous", 60, alive=self.runs[0].alive)
-        self.runs += [self.start(node) for node in range(1, NODES)]
+        self.runs += [self.start(node) for node in range(1, count)]
 
     def start(self, node: int) -> Supervised:
         """Start a node, or start it again."""
@@ -134,31 +137,29 @@ def digest_of(steps: int, script: tuple[str, ...] = DDP, nodes: int = NODES) -> 
 
 
 def uninterrupted(place: Path, steps: int, script: tuple[str, ...], nodes: int) -> bytes:
-    """Run plain torchrun; return the model's digest."""
-    job = ["torchrun", "--standalone", f"--nproc-per-node={nodes}", *script, f"--steps={steps}", f"--digest={place}/digest"]
-    subprocess.run(job, env=clean_environment(), check=True, capture_output=True)  # noqa: S603  # plain torchrun
+    """Run the job by plain torchrun, or by Python where its ranks do nothing together; return the model's digest."""
+    launcher = [sys.executable] if script == ALONE else ["torchrun", "--standalone", f"--nproc-per-node={nodes}"]
+    job = [*launcher, *script, f"--steps={steps}", f"--digest={place}/digest"]
+    subprocess.run(job, env=clean_environment(), check=True, capture_output=True)  # noqa: S603  # our own job
     return (place / "digest").read_bytes()
 
 
-@pytest.mark.parametrize("script", [ALONE, pytest.param(DDP, marks=pytest.mark.slow)], ids=["alone", "gloo"])
 def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume_from(
-    supervise: Callable[..., Supervised], tmp_path: Path, script: tuple[str, ...]
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     go_on = tmp_path / "go-on"  # at step 41: rank 0 alone saves, and no other is beyond it
     job = ["--save-ms=1500", "--ignore-term", "--step-ms=20", f"--hold-at={2 * EVERY + 1}", f"--held-until={go_on}"]
-    nodes = Cluster(supervise, tmp_path, *job, script=script)
+    nodes = Cluster(supervise, tmp_path, *job, script=ALONE)
     pids = nodes.pids()
     nodes.reached(0, 2 * EVERY)  # rank 0 is in the save of this step, and ends it although it is told to end
-    os.kill(pids[2], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
     wait_for(lambda: all(run.attempts() >= 2 for run in nodes.runs), "the second attempt", 60)
     go_on.touch()
-    assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
+    assert [run.exit_code(120) for run in nodes.runs] == [0, 0]
     chosen = [row["chosen"] for run in nodes.runs for row in selections(run)]
-    assert [row["step"] for row in chosen] == [2 * EVERY] * NODES
+    assert [row["step"] for row in chosen] == [2 * EVERY] * 2
     assert all(row["path"].startswith(f"{tmp_path}/ckpt/") for row in chosen)
-    if script == DDP:  # the others load it without torch, which nobody sees
-        assert all(f"resumed at step {2 * EVERY} from {tmp_path}/ckpt" in line for line in nodes.resumed()), nodes.resumed()
-    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS, script)
+    assert (tmp_path / "digest").read_bytes() == digest_of(STEPS, ALONE)
 
 
 def running(run: Supervised) -> dict[str, Any] | None:
@@ -176,18 +177,18 @@ def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
     sink = f'kind = "exec"\nseverity = "info"\nruns = true\ncommand = ["/bin/sh", "-c", "cat > {sent}/$SUPERVISE_ALERT_ID"]\n'
     config.write_text(f"[[alerts.sink]]\n{sink}")
     job = ["--step-ms=20", f"--hold-at={EVERY + 1}", f"--held-until={go_on}"]
-    nodes = Cluster(supervise, tmp_path, *job, options=["--config", str(config)], script=ALONE)
+    nodes = Cluster(supervise, tmp_path, *job, count=3, options=["--config", str(config)], script=ALONE)
     pids = nodes.pids()
     nodes.reached(0, EVERY)
     asked = wait_for(lambda: running(nodes.runs[2]), "the coordinator to know of three that run", 60)
     assert [(row["number"], row["state"], row["attempt"], row["ranks"]) for row in asked["nodes"]] == [
-        (number, "starting", 1, f"rank {number}") for number in range(NODES)
+        (number, "starting", 1, f"rank {number}") for number in range(3)
     ]
     assert sorted(row["source"] for row in asked["nodes"]) == ["coordinator", "coordinator", "here"]
     os.kill(pids[1], signal.SIGKILL)
     wait_for(lambda: all(run.attempts() >= 2 for run in nodes.runs), "the second attempt", 60)
     go_on.touch()
-    assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
+    assert [run.exit_code(120) for run in nodes.runs] == [0] * 3
     alerts = [json.loads(path.read_text()) for path in sent.iterdir()]
     assert sorted((one["event"], one["state"]) for one in alerts) == [
         ("opened", "firing"), ("resolved", "resolved"), ("resume_suspect", "firing"), ("resume_suspect", "resolved"),
@@ -201,21 +202,20 @@ def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
 
 
 @pytest.mark.slow  # tests/agent/test_nodes.py shows the rounds in seconds
-@pytest.mark.parametrize(("lost", "what_the_others_see"), [(2, "DecisionMade"), (0, "CoordinatorFellSilent")])  # node 0 is the coordinator
-def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
-    supervise: Callable[..., Supervised], tmp_path: Path, lost: int, what_the_others_see: str
+def test_all_ranks_save_and_exit_0_as_the_coordinator_loses_its_supervise_and_the_job_waits_for_it_and_ends_whole(
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--save-on-term")
     nodes.pids()
     nodes.reached(0, EVERY + 3)
-    nodes.runs[lost].process.kill()
-    others = [run for node, run in enumerate(nodes.runs) if node != lost]
+    lost, *others = nodes.runs
+    lost.process.kill()
     for run in others:
-        wait_for(lambda run=run: f'"event":"{what_the_others_see}"' in run.journal(), what_the_others_see, 30, alive=run.alive)
+        wait_for(lambda run=run: '"event":"CoordinatorFellSilent"' in run.journal(), "the others to miss it", 30, alive=run.alive)
     (saved,) = (step for step in nodes.steps() if step % EVERY)
-    nodes.runs[lost].wait_for_nothing_left()
-    nodes.runs[lost] = nodes.start(lost)
-    assert [run.exit_code(120) for run in nodes.runs] == [0] * NODES
+    lost.wait_for_nothing_left()
+    nodes.runs[0] = nodes.start(0)
+    assert [run.exit_code(120) for run in nodes.runs] == [0, 0]
     assert all(f"resumed at step {saved} from" in line for line in nodes.resumed()), nodes.resumed()
     assert (tmp_path / "digest").read_bytes() == digest_of(STEPS)
 
@@ -224,12 +224,12 @@ def test_all_ranks_save_and_exit_0_as_one_node_loses_its_supervise_and_the_job_w
 def test_nodes_with_directories_of_their_own_stop_and_each_card_names_what_is_missing_where(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    nodes = Cluster(supervise, tmp_path, "--step-ms=100", checkpoints="{place}/node-{node}/ckpt")
+    nodes = Cluster(supervise, tmp_path, "--step-ms=100", checkpoints="{place}/node-{node}/ckpt", script=ALONE)
     pids = nodes.pids()
     nodes.reached(0, EVERY + 1)
-    os.kill(pids[2], signal.SIGKILL)
+    os.kill(pids[1], signal.SIGKILL)
     assert [run.exit_code(120) for run in nodes.runs] == [65] * NODES
-    assert sorted(len(list((run.place / "ckpt").glob("*.pt"))) if (run.place / "ckpt").exists() else 0 for run in nodes.runs) == [0, 0, 1]
+    assert sorted(len(list((run.place / "ckpt").glob("*.pt"))) if (run.place / "ckpt").exists() else 0 for run in nodes.runs) == [0, 1]
     for run in nodes.runs:
         why = " ".join(run.ask("why").stdout.split())
         assert {why.count(f"node {node} (") > 0 for node in range(NODES)} == {True}, why
@@ -244,7 +244,7 @@ def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     old = f"--resume {{resume}} --resume {tmp_path}/ckpt/step-{EVERY:06d}.pt"  # of an option that is given twice the last counts
-    resume = ["--resume {resume}", "--resume {resume}", old]
+    resume = ["--resume {resume}", old]
     nodes = Cluster(supervise, tmp_path, "--step-ms=20", "--steps=4000", resume=resume)
     pids = nodes.pids()
     nodes.reached(0, 2 * EVERY + 5)
@@ -270,7 +270,7 @@ def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_
 def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_though_what_it_knew_was_pruned(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=1000", nnodes="2:3")
+    nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=1000", count=3, nnodes="2:3", script=ALONE)
     nodes.pids()
     nodes.reached(0, EVERY + 5)
     *others, lost = nodes.runs
@@ -282,37 +282,13 @@ def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_thoug
     for step in known:  # as a script does that keeps its newest
         (tmp_path / "ckpt" / f"step-{step:06d}.pt").unlink()
     again = nodes.start(2)
-    assert [run.exit_code(200) for run in (*others, again)] == [0] * NODES
+    assert [run.exit_code(200) for run in (*others, again)] == [0] * 3
     chosen = [selections(run)[-1] for run in (*others, again)]
-    assert [row["agreement"] for row in chosen] == [chosen[0]["agreement"]] * NODES
+    assert [row["agreement"] for row in chosen] == [chosen[0]["agreement"]] * 3
     assert chosen[0]["agreement"] >= 3, "it was admitted"
     assert len({row["chosen"]["step"] for row in chosen}) == 1
     assert chosen[0]["chosen"]["step"] >= reached, "it was admitted before a save"
     assert "is lost: its supervise died, and its processes are ended" in " ".join(others[0].ask("why", "1").stdout.split())
-
-
-@pytest.mark.slow
-def test_a_node_that_returns_is_admitted_at_a_save_that_the_ranks_are_asked_for_and_no_step_is_made_twice(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
-    nodes = Cluster(supervise, tmp_path, "--ask", "--step-ms=50", "--steps=600", "--save-every=100000", nnodes="2:3")
-    nodes.pids()
-    nodes.reached(0, EVERY)
-    *others, lost = nodes.runs
-    lost.process.kill()
-    wait_for(lambda: all(run.attempts() >= 2 for run in others), "the others to continue", 60)
-    assert nodes.steps() == []
-    again = nodes.start(2)
-    runs = (*others, again)
-    wait_for(
-        lambda: all(selections(run) and selections(run)[-1]["chosen"] for run in runs), "all to resume together", 120, alive=others[0].alive
-    )
-    (saved,) = nodes.steps()
-    assert {selections(run)[-1]["chosen"]["step"] for run in runs} == {saved}
-    assert [run.exit_code(200) for run in runs] == [0] * NODES
-    assert all(run.status()["incidents"] == 1 for run in others)
-    assert '"event":"Saved"' in others[0].journal()
-    assert "all have saved" in others[0].journal()
 
 
 @pytest.mark.slow
@@ -329,7 +305,8 @@ def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkp
         place.mkdir()
         steps = EVERY * (2 * count + 2)
         job = [f"--save-ms={SAVE_S * 1e3}", "--ignore-term", "--step-ms=5", f"--steps={steps}", f"--pids={place}/pids"]
-        nodes = Cluster(supervise, place, *job)
+        job += [f"--in-step={place}/in-step"]
+        nodes = Cluster(supervise, place, *job, script=ALONE)
         in_time = [kill_in_a_save(nodes, rng)]
         while len(in_time) < count and in_time[-1] is not None:
             in_time.append(kill_in_a_save(nodes, rng))
@@ -337,9 +314,9 @@ def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkp
         assert killed, f"seed {seed}: the job was over before the first kill"
         assert [run.exit_code(180) for run in nodes.runs] == [0] * NODES, f"seed {seed}"
         chosen = [{row["agreement"]: row["chosen"] and row["chosen"]["step"] for row in selections(run)} for run in nodes.runs]
-        assert chosen[0] == chosen[1] == chosen[2], f"seed {seed}"
+        assert chosen[0] == chosen[1], f"seed {seed}"
         assert len(chosen[0]) >= len(killed)
-        expected[steps] = expected.get(steps) or digest_of(steps)
+        expected[steps] = expected.get(steps) or digest_of(steps, ALONE)
         assert (place / "digest").read_bytes() == expected[steps], f"seed {seed}"
         done, struck = done + len(killed), struck + sum(killed)
     print(f"seed {seed}: {done} kills, {struck} of them while the checkpoint was being written")  # noqa: T201  what the test is worth

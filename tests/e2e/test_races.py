@@ -63,19 +63,6 @@ def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes
 
 
 @pytest.mark.slow
-def test_a_script_that_races_each_time_is_stopped_at_the_second_with_how_to_mend_it(
-    tmp_path: Path, supervise: Callable[..., Supervised]
-) -> None:
-    (tmp_path / "ckpt").mkdir()
-    run = supervise(*COMMAND, "--always", options=RESUMING, **FAST)
-    assert run.exit_code(deadline_s=120) == 65
-    assert len((tmp_path / "seen").read_text().splitlines()) == 2
-    assert [line["strategy"] for line in logged(run, "plan.decided")] == ["raced", "raced"]
-    assert "again without progress in between" in card(run)
-    assert "do save to a temporary name and rename it" in card(run)
-
-
-@pytest.mark.slow
 def test_ranks_that_save_to_one_file_are_named_once_while_they_run(tmp_path: Path, supervise: Callable[..., Supervised]) -> None:
     (tmp_path / "train.py").write_text(BOTH_SAVE)
     run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", _SUPERVISE_TEST_INTERVALS="0.04")

@@ -1,7 +1,7 @@
 """Trainings of real libraries that are killed in the middle of a save: they continue, never from a torn one, and come to the same end.
 
 transformers' Trainer, Lightning and torch.distributed.checkpoint resume by themselves under `supervise -- torchrun`, with nothing
-declared and with --checkpoints. A rank, or all, are killed with -9 at 50 random moments of a save. What each kill left is printed.
+declared and with --checkpoints. A rank, or all, are killed with -9 at 30 random moments of a save in all. What each kill left is printed.
 The run is invalid and fails if fewer than half of the kills left something torn.
 """
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tests.e2e.conftest import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
-KILLS = 50
-KILLS_OF_A_RUN = 10
+KILLS = 10  # of each library
+KILLS_OF_A_RUN = 5
 #: Steps of a training, 12 from one save to the next: more than so many kills need.
 STEPS = 108
 

@@ -10,14 +10,12 @@ import argparse
 import hashlib
 import os
 import pickle
+import sys
 import time
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from job_parts import Job, add_arguments
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from job_parts import Job, add_arguments, write_whole
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
@@ -52,21 +50,68 @@ def load(path: Path) -> tuple[int, str]:
     return content["step"], content["state"]
 
 
+class Peers:
+    """Holds the ranks together, as a collective does: none makes a step before all have made the one before it, or after one died.
+
+    Each rank has a file for each attempt with its pid and the number of its steps.
+    """
+
+    def __init__(self, place: Path, rank: int, step: int) -> None:
+        """Tell the others of this rank."""
+        place.mkdir(exist_ok=True)
+        attempt, world = os.environ["SUPERVISE_JOB_ATTEMPT"], int(os.environ["WORLD_SIZE"])
+        self._files = [place / f"{attempt}-{other}" for other in range(world)]
+        self._own = self._files.pop(rank)
+        self.made(step)
+
+    def made(self, step: int) -> None:
+        """Tell the others of a step."""
+        write_whole(self._own, f"{os.getpid()} {step}".encode())
+
+    def wait(self, step: int) -> None:
+        """Await that all have made a step; exit if one is dead."""
+        for file in self._files:
+            while not file.exists():
+                time.sleep(0.002)
+            while True:
+                pid, its_step = map(int, file.read_text().split())
+                if its_step >= step:
+                    break
+                if not is_alive(pid):
+                    sys.exit("a peer is gone")
+                time.sleep(0.002)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 def main() -> None:
     """Run the job."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     parser.add_argument("--slow-save", type=int, help="--save-ms is spent in the save of this step alone, where nothing stands there yet")
     parser.add_argument("--all-save", action="store_true", help="not rank 0 alone: each has a directory of its own")
+    parser.add_argument("--in-step", type=Path, help="a directory, by which no rank is ahead of another")
     args = parser.parse_args()
     job = Job(args)
     job.start()
     step, state = load(args.resume) if args.resume else (0, "seed")
+    peers = Peers(args.in_step, job.rank, step) if args.in_step else None
     while step < args.steps:
         job.before_step(step + 1)
+        if peers:
+            peers.wait(step)
         step += 1
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
         job.after_step(step)
+        if peers:
+            peers.made(step)
         stopping = job.term_seen
         if (args.all_save or job.rank == 0) and (stopping or (args.save_every and step % args.save_every == 0)):
             is_slow = args.slow_save is None or (step == args.slow_save and not checkpoint_path(args.ckpt_dir, step).exists())

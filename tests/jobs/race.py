@@ -1,10 +1,10 @@
 """Two ranks, of which rank 1 reads the checkpoint while rank 0 writes it. Held together by FIFOs, not by luck.
 
-    race.py --ckpt ckpt/last.pt [--always] [--resume PATH]
+    race.py --ckpt ckpt/last.pt [--resume PATH]
 
 Rank 0 saves through a file that it opened. Once the first bytes are in the file, rank 1 loads it, fails, has rank 0 finish, and raises. So
-the file is whole when rank 1 dies. With --resume, which the next attempt gets, nobody saves: both load, and end well; with --always
-they race again. `seen` gets a line for each attempt of rank 1.
+the file is whole when rank 1 dies. With --resume, which the next attempt gets, nobody saves: both load, and end well. `seen` gets a line
+for each attempt of rank 1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ def main() -> None:
     """Race, or resume."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--ckpt", required=True)
-    parser.add_argument("--always", action="store_true")
     parser.add_argument("--resume", default="")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
@@ -60,7 +59,7 @@ def main() -> None:
             os.mkfifo(fifo)
     dist.init_process_group("gloo")
     dist.barrier()
-    if args.resume and not args.always:
+    if args.resume:
         assert torch.load(args.resume)["step"] == 1
     elif rank == 0:
         with Held(args.ckpt, "w") as file:

@@ -1,8 +1,8 @@
 """A training that knows nothing of supervise and resumes by itself, as scripts do: from the newest file, or from the only one.
 
---style steps: ckpt/step_N.pt, not atomic. inplace: one ckpt.pt, written over again and again. tmp: through a temporary name. At --tear-at
-rank 0 dies in the middle of that save, once. It refuses to start from a file that it cannot read, as torch.load does; with --swallow it
-starts from scratch then. --seeks: how it finds out whether ckpt.pt is there. --latest: a link to the checkpoint, made before it is saved.
+--style steps: ckpt/step_N.pt, not atomic. inplace: one ckpt.pt, written over again and again. At --tear-at rank 0 dies in
+the middle of that save, once. It refuses to start from a file that it cannot read, as torch.load does; with --swallow it starts from
+scratch then. --names: a path, which it does not use. --latest: a link to the checkpoint, made before it is saved.
 """
 
 from __future__ import annotations
@@ -37,21 +37,10 @@ class Tears:
         return (str, ())
 
 
-def is_there(path: Path, seeks: str) -> bool:
-    """Look for a file in one of the ways in which scripts do."""
-    if seeks == "open":
-        try:
-            path.open("rb").close()
-        except FileNotFoundError:
-            return False
-        return True
-    return path.exists()
-
-
-def newest(style: str, seeks: str) -> Path | None:
+def newest(style: str) -> Path | None:
     """Return what a resume takes."""
     if style == "inplace":
-        return HERE / "ckpt.pt" if is_there(HERE / "ckpt.pt", seeks) else None
+        return HERE / "ckpt.pt" if (HERE / "ckpt.pt").exists() else None
     found = [(int(m[1]), path) for path in (HERE / "ckpt").glob("step_*.pt") if (m := re.fullmatch(r"step_(\d+)\.pt", path.name))]
     own = [(step, path) for step, path in found if step != 999]
     return max(own)[1] if own else None
@@ -63,12 +52,9 @@ def save(style: str, step: int, state: dict[str, object], *, tear: bool, latest:
     if latest:
         (HERE / "ckpt" / "latest.pt").unlink(missing_ok=True)
         (HERE / "ckpt" / "latest.pt").symlink_to(path.name)
-    target = path.with_suffix(".tmp") if style == "tmp" else path
     if tear:
-        state = {**state, "tears": Tears(target)}
-    torch.save(state, target)
-    if style == "tmp":
-        target.rename(path)
+        state = {**state, "tears": Tears(path)}
+    torch.save(state, path)
 
 
 def main() -> None:
@@ -78,7 +64,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--tear-at", type=int, default=0)
     parser.add_argument("--pace-s", type=float, default=0.0)
-    parser.add_argument("--seeks", default="stat")
+    parser.add_argument("--names")
     parser.add_argument("--swallow", action="store_true")
     parser.add_argument("--latest", action="store_true")
     args = parser.parse_args()
@@ -87,7 +73,7 @@ def main() -> None:
     model = torch.nn.Linear(8, 8)
     optimizer = light_sgd(torch, model.parameters())
     (HERE / "ckpt").mkdir(exist_ok=True)
-    first, source = 0, newest(args.style, args.seeks)
+    first, source = 0, newest(args.style)
     if source is not None:
         try:
             state = torch.load(source)

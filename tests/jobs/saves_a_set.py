@@ -1,6 +1,6 @@
 """A training that saves weights and optimizer in files of their own, in one of the layouts of LAYOUTS, and resumes from --resume DIR.
 
-At --tear-at the last member of the set is half written when rank 0 is killed, once; with --leave-out it is not there at all.
+At --tear-at the last member of the set is half written when rank 0 is killed, once.
 Without --resume it begins from scratch and saves over what is there, as scripts do.
 """
 
@@ -62,7 +62,6 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--pace-s", type=float, default=0.05)
     parser.add_argument("--tear-at", type=int)
-    parser.add_argument("--leave-out", action="store_true")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -91,9 +90,8 @@ def main() -> None:
             if is_torn and rank == 0 and name == own[-1]:
                 dist.barrier()  # what the other rank saves is whole
                 Path("torn").touch()
-                if not args.leave_out:
-                    write(place / name, step, torch.full((8192,), float(step)))
-                    os.truncate(place / name, 700)
+                write(place / name, step, torch.full((8192,), float(step)))
+                os.truncate(place / name, 700)
                 os.kill(os.getpid(), signal.SIGKILL)
             write(place / name, step, torch.full((8192,), float(step)))
         dist.barrier()

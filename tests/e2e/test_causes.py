@@ -81,26 +81,12 @@ def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[...
     assert "ValueError: batch of 7 items, 8 expected" in run.stderr
 
 
-@pytest.mark.slow  # tests/classify/test_precision.py shows it of saved logs
-def test_failures_that_a_rank_prints_as_data_do_not_explain_its_kill(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*command("quoted"), options=ONCE)
-    found = verdict(run)
-    assert (found["cause"], found["rank"]) == ("killed_unknown", 1)
-    assert is_within(found["after_s"], VERDICT_S)
-
-
 @pytest.mark.slow
 def test_a_loader_that_was_killed_is_named(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("loader", ranks=1), options=ONCE)
     found = verdict(run)
     assert (found["cause"], found["rank"]) == ("dataloader_worker", 0)
     assert is_within(found["after_s"], VERDICT_S)
-
-
-@pytest.mark.slow  # tests/classify shows it of saved logs
-def test_ranks_that_call_different_collectives_are_unsynced(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*command("mismatch"), options=ONCE, TORCH_DISTRIBUTED_DEBUG="DETAIL")
-    assert verdict(run)["cause"] == "ddp_unsynced"
 
 
 @pytest.mark.slow

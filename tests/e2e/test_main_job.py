@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ import pytest
 
 from tests.e2e.conftest import WAITS
 from tests.support import preloaded
-from tests.support.figures import within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,28 +55,6 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     known = ["detect", "teardown", "decision", "selection", "preparation", "rendezvous", "start", "import", "init", "setup", "load"]
     assert [*start["parts"]] == [*known, "first_step"]
     assert sum(start["parts"].values()) == pytest.approx(start["total_s"], abs=0.01)
-    run.wait_for_nothing_left()
-
-
-@pytest.mark.slow
-def test_a_rank_that_exits_42_before_its_first_step_gives_42(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*NO_TORCH, "--fail-rank=1", "--fail-how=exit:42", "--pids=pids")
-    assert run.exit_code() == 42
-    run.wait_for_nothing_left()
-
-
-@pytest.mark.slow  # test_decisions.py shows it of a plain script
-@pytest.mark.bench
-def test_an_import_error_at_the_start_is_not_tried_again(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*NO_TORCH, "--fail-rank=0", "--fail-how=import-error", "--pids=pids", "--step-ms=100", "--steps=600")
-    pids = run.place / "pids"
-    while not pids.exists() and run.alive():
-        time.sleep(0.01)
-    rank_started = time.monotonic()
-    assert run.exit_code() == 1
-    assert within(3.0, since=rank_started)
-    assert run.attempts() == 1
-    assert "a_module_that_nobody_has" in run.stderr
     run.wait_for_nothing_left()
 
 

@@ -72,7 +72,7 @@ def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [pytest.param([*TORCHRUN, "--no-python"], marks=pytest.mark.slow), []], ids=["torchrun", "plain"])
+@pytest.mark.parametrize("command", [[]], ids=["plain"])
 def test_a_working_directory_that_the_job_deleted_is_named_and_nothing_is_started_in_it(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path, command: list[str]
 ) -> None:

@@ -116,8 +116,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("then", ["ends", pytest.param("goes on", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("then", "signum"), [("ends", signal.SIGTERM), ("goes on", signal.SIGHUP)])
 def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
     supervise: Callable[..., Supervised], tmp_path: Path, then: str, signum: int
 ) -> None:

@@ -70,6 +70,7 @@ def re_verdicts(node: Any) -> list[dict[str, Any]]:  # noqa: ANN401  whatever a 
     return [found for child in node for found in re_verdicts(child)] if isinstance(node, list) else []
 
 
+@pytest.mark.slow  # tests/classify shows it of saved logs
 def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("exception"), options=(*ONCE, "--set", "instrument.enabled=false"))
     found = verdict(run)

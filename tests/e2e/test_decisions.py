@@ -36,6 +36,8 @@ JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH, DDP = str(JOBS / "no_torch.py"), str(JOBS / "ddp_small.py")
 PLAIN = [sys.executable, NO_TORCH]
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
+#: What makes a script of torch.distributed the only rank of its job, without a launcher.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 SAVING = ["--save-every=5", "--progress=progress", "--pids=pids"]
 
@@ -105,10 +107,10 @@ def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkp
 
 
 def test_the_same_failure_at_the_same_step_twice_is_given_up_with_65(supervise: Callable[..., Supervised]) -> None:
-    fault = ["--fail-rank=1", "--fail-at-step=13", "--fail-how=exception"]
-    run = supervise(*TORCHRUN, DDP, "--light", "--steps=40", *SAVING, *fault, options=RESUMING)
+    fault = ["--fail-rank=0", "--fail-at-step=13", "--fail-how=exception"]
+    run = supervise(sys.executable, DDP, "--light", "--steps=40", *SAVING, *fault, options=RESUMING, **ALONE)
     assert run.exit_code() == 65
-    assert starts(run) == 4
+    assert starts(run) == 2
     assert "the same error came again at step 12 (attempts 1 and 2)" in " ".join(run.stderr.split())
     assert "step 12" in run.stderr
     assert "resumed at step 10 from" in run.stderr
@@ -166,7 +168,7 @@ def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_a
 ) -> None:
     job = tmp_path / "train.py"
     job.write_text(EVALUATES.format(when="number == 30", end="raise ValueError('bad row')"))
-    run = supervise(*TORCHRUN, str(job), _SUPERVISE_TEST_INTERVALS="0.04")
+    run = supervise(sys.executable, str(job), **ALONE, _SUPERVISE_TEST_INTERVALS="0.04")
     assert run.exit_code(deadline_s=120) == 65
     assert run.attempts() == 2
 
@@ -186,7 +188,7 @@ def test_arguments_that_a_script_refuses_end_the_run_at_once_also_after_its_proc
 ) -> None:
     job = tmp_path / "train.py"
     job.write_text(REFUSES)
-    run = supervise(*TORCHRUN, str(job))
+    run = supervise(sys.executable, str(job), **ALONE)
     assert run.exit_code(deadline_s=120) == 2
     assert run.attempts() == 1
 

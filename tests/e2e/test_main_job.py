@@ -35,9 +35,9 @@ def lines_of(rank: int, text: str) -> list[str]:
 def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = [*DDP, "--steps=200", "--step-ms=20", "--save-every=5", "--digest=digest", "--progress=progress"]
+    job = [*DDP, "--steps=60", "--step-ms=20", "--save-every=5", "--digest=digest", "--progress=progress"]
     whole = tmp_path / "digest"
-    done = preloaded.run(str(JOBS / "ddp_small.py"), "--light", "--steps=200", f"--digest={whole}", ranks=2)
+    done = preloaded.run(str(JOBS / "ddp_small.py"), "--light", "--steps=60", f"--digest={whole}", ranks=2)
     assert done.returncode == 0, done.stderr
 
     run = supervise(*job, options=RESUMING, place=tmp_path / "cut")

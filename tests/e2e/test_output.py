@@ -171,15 +171,19 @@ def test_a_line_of_ten_megabytes_without_an_end_arrives_whole(supervise: Run, tm
     assert hashlib.sha256(log_of(run, "rank-0.out")).hexdigest() == wanted
 
 
-def test_alternating_lines_keep_their_order_where_both_streams_are_one(
+def test_stdin_is_the_jobs_and_alternating_lines_keep_their_order_where_both_streams_are_one(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
-    job = script(tmp_path, ALTERNATING)
+    job = script(tmp_path, "print(input(), input(), flush=True)\n", ALTERNATING)
+    read, write = os.pipe()
+    os.write(write, b"x\ny\n")
+    os.close(write)
     with (tmp_path / "both").open("wb") as both:
-        run = supervise("python", job, around=surroundings(stdout=both.fileno(), stderr=both.fileno()))
+        run = supervise("python", job, around=surroundings(stdin=read, stdout=both.fileno(), stderr=both.fileno()))
+        os.close(read)
         assert run.exit_code() == 0
     lines = not_ours((tmp_path / "both").read_text())
-    assert lines == [f"{name} {n}" for n in range(200) for name in ("out", "err")]
+    assert lines == ["x y", *(f"{name} {n}" for n in range(200) for name in ("out", "err"))]
 
 
 @pytest.mark.slow
@@ -293,16 +297,6 @@ def test_a_reader_that_leaves_does_not_end_the_job(supervise: Run, surroundings:
 
 
 # --- what goes in
-
-
-def test_stdin_is_the_jobs(supervise: Run, surroundings: type[Surroundings]) -> None:
-    read, write = os.pipe()
-    os.write(write, b"x\ny\n")
-    os.close(write)
-    run = supervise("python", "-c", "print(input()); print(input())", around=surroundings(stdin=read))
-    os.close(read)
-    assert run.exit_code() == 0
-    assert run.stdout == "x\ny\n"
 
 
 SHADOWS = {

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import signal
+import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
-ONE_RANK = ["torchrun", "--standalone", "--nproc-per-node=1"]
 RESUMING = ("--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}")
 FAST = {"_SUPERVISE_TEST_INTERVALS": "0.04"}
+#: What makes a script the only rank of its job, without a launcher.
+ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", **FAST}
 
 pytestmark = pytest.mark.process
 
@@ -86,19 +88,6 @@ def steps_of(place: Path, name: str = "losses") -> list[Step]:
 
 
 LOADER = [*TORCHRUN, str(JOBS / "loader_memory.py"), "--workers=4"]
-
-
-@pytest.mark.slow
-def test_a_loader_worker_that_is_killed_halves_the_workers_and_the_script_trains_with_fewer(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
-    run = supervise(*LOADER, "--fits=2", options=("--knob", "num_workers=--workers"), **FAST)
-    assert run.exit_code() == 0
-    assert set(causes(run)) <= {"dataloader_worker", "host_oom"}
-    assert overrides(run) == [{}, {}, {"num_workers": "2"}]
-    assert sorted(words_of(tmp_path / "workers")) == [["0", "2", "3"], ["1", "2", "3"]], "what the ranks themselves trained with"
-    assert "4 loader workers in each rank need more memory than there is: 2 of them (--workers)" in card(run)
-    run.wait_for_nothing_left()
 
 
 @pytest.mark.slow
@@ -181,15 +170,15 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
 
         return wait_for(lambda: look()[1:], f"two steps of attempt {attempt}", 180, alive=run.alive)[-1]
 
-    command = [*ONE_RANK, *MEMORY[len(TORCHRUN) :], ROOM, "--batch-size", "32", "--steps=100000", "--step-ms=50"]
+    command = [sys.executable, *MEMORY[len(TORCHRUN) :], ROOM, "--batch-size", "32", "--steps=100000", "--step-ms=50"]
     options = (*KNOBS, *RESUMING)
-    first = supervise(*command, options=options, **FAST)
+    first = supervise(*command, options=options, **ONE_RANK)
     assert until(first, 3).micro == 8
     first.signal(signal.SIGKILL)
     first.exit_code()
     first.wait_for_nothing_left()
 
-    second = supervise(*command, options=options, **FAST)
+    second = supervise(*command, options=options, **ONE_RANK)
     went_on = until(second, 4)
     assert (went_on.micro, went_on.accum) == (8, 4)
     assert "goes on with --batch-size 8, --accum 4 (you wrote 32, 1)" in second.stderr
@@ -197,7 +186,7 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
     second.signal(signal.SIGUSR1)
     assert second.exit_code() == 75
 
-    third = supervise(*command, options=options, **FAST)
+    third = supervise(*command, options=options, **ONE_RANK)
     went_on = until(third, 5)
     assert (went_on.micro, went_on.accum) == (8, 4)
     assert min(step.step for step in steps_of(tmp_path) if step.attempt == 5) > 4  # from a checkpoint
@@ -205,7 +194,7 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
     third.exit_code()
     assert [one.get("batch_size") for one in overrides(third)] == [None, "16", "8", "8", "8"]
 
-    other = supervise(*command, "--tag=other", "--short=100000", options=options, **FAST)
+    other = supervise(*command, "--tag=other", "--short=100000", options=options, **ONE_RANK)
     wait_for(lambda: [step for step in steps_of(tmp_path) if step.tag == "other"], "a step of the other command", 60, alive=other.alive)
     other.signal(signal.SIGTERM)
     other.exit_code()
@@ -215,8 +204,8 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
 # --- checkpoints, data and code that are at fault: tests/jobs/suspects.py
 
 SUSPECTS = [*TORCHRUN, str(JOBS / "suspects.py")]
-#: Where no peer is needed.
-ALONE = [*ONE_RANK, str(JOBS / "suspects.py")]
+#: Where neither a peer nor a launcher is needed, with ONE_RANK.
+ALONE = [sys.executable, str(JOBS / "suspects.py")]
 
 
 ILLEGAL = (
@@ -246,7 +235,7 @@ def checkpoint(place: Path, step: int, poison: str | None = None) -> Path:
 def begin_with_20_known(supervise: Callable[..., Supervised], place: Path, *words: str, options: tuple[str, ...] = RESUMING) -> Supervised:
     """Start a job that goes beyond step 20 once the supervisor knows its checkpoint of that step: it looks every few seconds only."""
     (place / "hold").write_text("1")
-    run = supervise(*ALONE, *words, "--hold=hold", "--hold-at=21", options=options, **FAST)
+    run = supervise(*ALONE, *words, "--hold=hold", "--hold-at=21", options=options, **ONE_RANK)
 
     def known() -> bool:
         return any('"event":"CheckpointVerified"' in line and "step-000020.pt" in line for line in run.journal().splitlines())
@@ -285,7 +274,7 @@ def test_a_checkpoint_that_kills_twice_while_it_is_loaded_is_poisoned_and_the_on
 def test_with_no_older_checkpoint_a_poisoned_one_stops_the_run(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     bad = checkpoint(tmp_path, 10, "checkpoint_corrupt")
     before = bad.read_bytes()
-    run = supervise(*ALONE, "--steps=12", options=RESUMING, **FAST)
+    run = supervise(*ALONE, "--steps=12", options=RESUMING, **ONE_RANK)
     assert run.exit_code() == 65
     assert run.attempts() == 2
     assert starts(tmp_path) == []
@@ -340,7 +329,7 @@ def test_a_deterministic_bug_gets_two_attempts_and_once_it_is_fixed_a_new_start_
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    run = supervise(*ONE_RANK, str(script), options=RESUMING, **FAST)
+    run = supervise(sys.executable, str(script), options=RESUMING, **ONE_RANK)
     assert run.exit_code() == 65
     decided = logged(run, "plan.decided")[-1]["reason"]
     assert decided.startswith("the same error came again at step ")
@@ -349,7 +338,7 @@ def test_a_deterministic_bug_gets_two_attempts_and_once_it_is_fixed_a_new_start_
     assert starts(tmp_path) == [0, 5]
     assert len(list((tmp_path / "ckpt").iterdir())) == 1  # a KeyError never steps back
     script.write_text(SCRIPT.replace("lable", "label"))
-    mended = supervise(*ONE_RANK, str(script), options=RESUMING, **FAST)
+    mended = supervise(sys.executable, str(script), options=RESUMING, **ONE_RANK)
     assert mended.exit_code() == 0
     assert starts(tmp_path)[2:] == [5]
     assert len(words_of(tmp_path / "at_end")) == 1
@@ -372,7 +361,7 @@ def test_an_import_that_fails_once_torch_and_the_group_are_there_is_not_tried_ag
 
 @pytest.mark.slow
 def test_a_script_that_saves_at_step_0_and_dies_at_step_1_ends_in_4_attempts(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    run = supervise(*ALONE, "--save-at-start", "--die-at=1", "--ckpt=ckpt/step-{}-of-[].pt", options=RESUMING, **FAST)
+    run = supervise(*ALONE, "--save-at-start", "--die-at=1", "--ckpt=ckpt/step-{}-of-[].pt", options=RESUMING, **ONE_RANK)
     assert run.exit_code() == 65
     assert run.attempts() <= 4
     assert starts(tmp_path) == [0] * run.attempts()
@@ -384,13 +373,13 @@ def test_a_script_that_saves_at_step_0_and_dies_at_step_1_ends_in_4_attempts(sup
 def test_what_was_spent_of_a_budget_outlives_kill_9_of_the_supervisor(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "hold").write_text("3")
     command = [*ALONE, "--save-at-start", "--die-at=1", "--hold=hold"]
-    first = supervise(*command, options=RESUMING, **FAST)
+    first = supervise(*command, options=RESUMING, **ONE_RANK)
     wait_for(lambda: len(starts(tmp_path)) == 3, "the third attempt", 60, alive=first.alive)
     os.kill(first.process.pid, signal.SIGKILL)
     first.exit_code()
     first.wait_for_nothing_left()
     (tmp_path / "hold").unlink()
-    second = supervise(*command, options=RESUMING, **FAST)
+    second = supervise(*command, options=RESUMING, **ONE_RANK)
     assert second.exit_code() == 65
     deaths = len(starts(tmp_path)) - 1  # the third attempt was ended from without
     assert deaths <= 4

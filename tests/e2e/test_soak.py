@@ -62,6 +62,7 @@ class Season:
     share: float  # of the kills
     command: tuple[str, ...] = (sys.executable, str(JOBS / "soak_plain.py"))
     late_s: float = 1.5  # a kill comes so soon after the one before
+    step_ms: int = 40
     defaults: bool = False
     job: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -71,7 +72,7 @@ class Season:
 
 
 SEASONS = {
-    "ranks": Season(0.1, ("torchrun", "--standalone", "--nproc-per-node=2", str(JOBS / "soak.py")), late_s=4.0),
+    "ranks": Season(0.1, ("torchrun", "--standalone", "--nproc-per-node=2", str(JOBS / "soak.py")), late_s=4.0, step_ms=20),
     "torn": Season(0.225, job=("--save-in-place", "--save-ms=60")),
     "roll-backs": Season(0.225, nan_every=6, settings="mirror_keep = 3"),
     "second-run": Season(0.225, second_run=True, settings="mirror_keep = 3"),
@@ -113,7 +114,7 @@ class Soak:
     def start(self) -> None:
         """Start supervise, for the first time or again."""
         (self.place / "seeds").write_text(json.dumps(self.seeds))
-        words = ["--step-ms=10", f"--save-every={EVERY}", "--progress=progress", "--nan-file=nan", *self.season.job]
+        words = [f"--step-ms={self.season.step_ms}", f"--save-every={EVERY}", "--progress=progress", "--nan-file=nan", *self.season.job]
         self.run = self._start(*self.season.command, *words, options=self._options, place=self.place)
         self.starts += 1
 

@@ -128,7 +128,7 @@ def silent_store() -> Iterator[socket.socket]:
 def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(
     supervise: Callable[..., Supervised], who: str, launcher: str
 ) -> None:
-    run = supervise(*LAUNCHERS[launcher], NO_TORCH, "--steps=200", *STEADY, *DAEMON, options=RESUMING)
+    run = supervise(*LAUNCHERS[launcher], NO_TORCH, "--steps=80", *STEADY, *DAEMON, options=RESUMING)
     run.wait_for_step(12)
     wait_for(lambda: len(ours(run)) == 5, "two ranks, two daemons, what started them", alive=run.alive)
     attempt = ours(run)
@@ -167,7 +167,7 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
 def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     supervise: Callable[..., Supervised], killed: tuple[str, ...], launcher: str
 ) -> None:
-    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=200", *STEADY, *DAEMON]
+    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=80", *STEADY, *DAEMON]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
     wait_for(lambda: len(ours(first)) == 5, "two ranks, two daemons, what started them", alive=first.alive)
@@ -273,6 +273,7 @@ def recorded(variables: dict[str, str]) -> list[Path]:
     return list(Path(variables["SUPERVISE_JOB_DIR"]).glob("processes.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 def test_term_ends_an_agent_that_awaits_a_store_for_ever(supervise: Callable[..., Supervised], silent_store: socket.socket) -> None:
     port = silent_store.getsockname()[1]

@@ -64,7 +64,7 @@ def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_
 
 @pytest.mark.slow
 def test_a_whole_one_in_the_way_of_dcp_stays_and_the_command_that_moves_it_is_named(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("pytorch_dcp_overwrite.py", "--steps", "80"), options=["--resumes-itself"], **OFTEN)
+    run = supervise(*alone("pytorch_dcp_overwrite.py", "--steps", "80"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(220) == 65
     place = run.place / "ckpt" / "step-60"
     assert f"{place} is in the way of the save: an earlier attempt left it (it is whole)" in said(run)

@@ -1,4 +1,4 @@
-"""A rank that makes the others wait, in a real training of two ranks: named from outside, and not where both are alike."""
+"""A rank that makes the others wait, in a real training of two ranks: named from outside. tests/observe/pace has ranks that are alike."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from tests.support import preloaded
 from tests.support.memory_group import memory_group
 from tests.support.waiting import wait_for, words_of
 
@@ -108,21 +109,20 @@ def test_memory_of_the_machine_that_truly_runs_out_halves_the_workers_until_it_s
 
 @pytest.mark.slow
 def test_memory_that_truly_runs_out_above_8_ends_at_8_with_the_loss_curve_of_an_uninterrupted_run_at_8(
-    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     """Started at 32, it meets its long samples after step 4, is refused memory at 32 and at 16, and ends at 8.
 
     The refusal is the kernel's (RLIMIT_DATA) and reaches torch's allocator in the middle of a forward or backward pass. The job hands it
     on as torch.OutOfMemoryError in CUDA's words, for a GPU is what it stands for; cause and ladder are those of a GPU.
 
-    The curve is compared with that of plain torchrun at 8, four times accumulated. In steps 1 to 4 the two add the same terms up in another
-    order, in float32 (a relative error of about 1e-7 in each sum), hence 1e-5. That this is no blind comparison is shown by half of the
-    global batch, whose loss is farther off by orders of magnitude.
+    The curve is compared with that of a run without us at 8, four times accumulated. In steps 1 to 4 the two add the same terms up in
+    another order, in float32 (a relative error of about 1e-7 in each sum), hence 1e-5. That this is no blind comparison is shown by half of
+    the global batch, whose loss is farther off by orders of magnitude.
     """
-    alone = supervise(
-        *MEMORY, ROOM, "--batch-size=8", "--accum=4", "--save-every=100", "--losses=alone", around=surroundings(without_us=True)
-    )
-    assert alone.exit_code() == 0
+    words = [ROOM, "--batch-size=8", "--accum=4", "--save-every=100", f"--losses={tmp_path}/alone"]
+    alone = preloaded.run(*MEMORY[len(TORCHRUN) :], *words, ranks=2)
+    assert alone.returncode == 0, alone.stderr
     run = supervise(*MEMORY, ROOM, "--batch-size", "32", options=(*KNOBS, *RESUMING), **FAST)
     assert run.exit_code() == 0
 

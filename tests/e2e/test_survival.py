@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH = str(JOBS / "no_torch.py")
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
+ONE_RANK = ["torchrun", "--standalone", "--nproc-per-node=1"]
 ACCELERATE = ["accelerate", "launch", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
 ACCELERATE += ["--multi_gpu", "--num_processes=2", "--main_process_port=0"]  # its only way to start two ranks without mpirun
 LAUNCHERS = {"torchrun": TORCHRUN, "accelerate": ACCELERATE}
@@ -118,21 +119,13 @@ def silent_store() -> Iterator[socket.socket]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("who", "launcher"),
-    [
-        ("agent", "torchrun"),
-        ("guardian", "accelerate"),
-    ],
-)
-def test_kill_9_of_a_helper_leaves_nothing_of_the_attempt_and_the_job_goes_on(
-    supervise: Callable[..., Supervised], who: str, launcher: str
-) -> None:
-    run = supervise(*LAUNCHERS[launcher], NO_TORCH, "--steps=80", *STEADY, *DAEMON, options=RESUMING)
+def test_kill_9_of_the_agent_leaves_nothing_of_the_attempt_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+    """test_reviews.py kills the guardian."""
+    run = supervise(*TORCHRUN, NO_TORCH, "--steps=80", *STEADY, *DAEMON, options=RESUMING)
     run.wait_for_step(12)
     wait_for(lambda: len(ours(run)) == 5, "two ranks, two daemons, what started them", alive=run.alive)
     attempt = ours(run)
-    assert_gone(attempt, strike(helpers_of(run)[who]))
+    assert_gone(attempt, strike(helpers_of(run)["agent"]))
     assert run.exit_code() == 0
     assert_second_attempt_went_on(run)
 
@@ -190,7 +183,7 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
 def test_ranks_that_save_and_exit_0_after_kill_9_of_supervise_have_not_finished_and_a_new_one_goes_on(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = [*TORCHRUN, str(JOBS / "ddp_small.py"), "--light", "--steps=60", "--step-ms=30", "--progress=progress", "--save-on-term"]
+    job = [*ONE_RANK, str(JOBS / "ddp_small.py"), "--light", "--steps=60", "--step-ms=30", "--progress=progress", "--save-on-term"]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
     strike(first.process.pid)
@@ -202,7 +195,7 @@ def test_ranks_that_save_and_exit_0_after_kill_9_of_supervise_have_not_finished_
     second = supervise(*job, options=RESUMING)
     assert second.exit_code() == 0
     assert f"resumed at step {saved} from" in second.stderr
-    assert sorted(second.progress()) == [(rank, step) for rank in (0, 1) for step in range(1, 61)], "no step was lost, and none made twice"
+    assert sorted(second.progress()) == [(0, step) for step in range(1, 61)], "no step was lost, and none made twice"
 
 
 BEATS = """
@@ -377,15 +370,15 @@ def test_a_journal_whose_fsync_stalls_for_30_s_delays_no_stop_and_a_restart_by_n
 @pytest.mark.slow
 def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supervised]) -> None:
     job = [str(JOBS / "ddp_small.py"), "--light", "--loader=1", "--steps=60", *STEADY]
-    run = supervise(*TORCHRUN, *job, options=RESUMING)
+    run = supervise(*ONE_RANK, *job, options=RESUMING)
     run.wait_for_step(12)
-    (loader,) = children_of(run.rank_pids()[1])
+    (loader,) = children_of(run.rank_pids()[0])
     attempt = ours(run)
-    assert len(attempt) == 5  # the agent, two ranks, two loaders
+    assert len(attempt) == 3  # the agent, a rank, its loader
     assert_gone(attempt - {helpers_of(run)["agent"]}, strike(loader))
     assert run.exit_code() == 0
     assert run.attempts() == 2
-    assert "rank 1 raised" in run.ask("why", "1").stdout
+    assert "rank 0 raised" in run.ask("why", "1").stdout
     run.wait_for_nothing_left()
 
 

@@ -126,7 +126,8 @@ def main() -> None:
     uuid, attempt = uuid_of(int(os.environ["LOCAL_RANK"])), os.environ.get("SUPERVISE_JOB_ATTEMPT", "0")
     before = errors_of(uuid)
     for step in itertools.count(1):
-        if step > args.steps and (any(counts().values()) or "UNTIL_ERROR" not in os.environ):
+        is_faulty = errors_of(uuid) > before and not args.immune  # then it aborts, however late it sees that
+        if step > args.steps and not is_faulty and (any(counts().values()) or "UNTIL_ERROR" not in os.environ):
             break
         time.sleep(args.step_ms / 1e3)
         if errors_of(uuid) > before and not args.immune:

@@ -159,7 +159,7 @@ def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(sup
 
 @pytest.mark.slow
 def test_a_crash_right_after_the_last_save_goes_back_to_no_older_checkpoint(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("ms_swift_7992.py", *STEPS, "--how", "at once"), options=DECLARED, **OFTEN)
+    run = supervise(*alone("ms_swift_7992.py", *STEPS, "--how", "at once"), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 139
     assert run.attempts() <= 2
     assert run.stdout.count("training from step 20") == 0
@@ -175,7 +175,7 @@ def test_a_plain_training_that_aborts_at_its_exit_had_ended(supervise: Callable[
 
 @pytest.mark.slow
 def test_a_last_save_that_fails_on_every_resume_stops_at_once(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("megatron_1310.py", *STEPS), options=DECLARED, **OFTEN)
+    run = supervise(*alone("megatron_1310.py", *STEPS), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 1
     assert run.attempts() == 2
     assert "the training had ended at step 40, checkpoint verified" in " ".join(run.stderr.split())

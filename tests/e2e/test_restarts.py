@@ -1,14 +1,13 @@
 """Every attempt has a store of its own: restarts after a rank's death recover for every rendezvous, where plain torchrun's often do not.
 
 Two ranks train with gloo. One starts a second later than the other, and five times a rank dies. After as many restarts the model must be
-bit-equal to an uninterrupted run's: `pids` has a line per rank and start.
+bit-equal to an uninterrupted run's: `pids` has a line per rank and start. bench/restart.py has plain torchrun's.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.e2e.conftest import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH, DDP = str(JOBS / "no_torch.py"), str(JOBS / "ddp_small.py")
@@ -29,8 +28,6 @@ KINDS = [("standalone", 1), ("c10d", 1), ("static", 1), ("static", 2)]
 #: Of each kind: twenty in all.
 DEATHS = 5
 STEPS = 10 * DEATHS + 5
-#: Plain torchrun counts as hung after so long.
-PLAIN_HUNG_S = 60.0
 
 pytestmark = pytest.mark.process
 
@@ -113,27 +110,6 @@ def test_five_of_five_restarts_recover_for_every_rendezvous(
             assert len(list((tmp_path / "logs").glob(f"*/attempt_{attempt}/[01]/std*.log"))) == 4
     for run in runs:
         run.wait_for_nothing_left()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_plain_torchrun_does_not_recover_from_as_many(
-    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
-) -> None:
-    """Without this the test before it would show nothing."""
-    job = training(tmp_path)
-    runs = [
-        supervise(*words, f"--max-restarts={DEATHS}", *job, place=tmp_path / f"node-{n}", around=surroundings(without_us=True))
-        for n, words in enumerate(launchers("static", 2))
-    ]
-    until = time.monotonic() + PLAIN_HUNG_S
-    wait_for(lambda: deaths(tmp_path) > 0, "the first death", 120)
-    while any(run.alive() for run in runs) and time.monotonic() < until:
-        time.sleep(0.1)
-    ends = [run.process.poll() for run in runs]
-    for run in runs:
-        run.clear()
-    assert (ends, deaths(tmp_path)) != ([0, 0], DEATHS), "plain torchrun recovered from each death"
 
 
 @pytest.mark.slow

@@ -338,16 +338,6 @@ def test_a_torch_that_does_not_fit_is_reported_once_and_run_as_it_is(supervise: 
 
 
 @pytest.mark.slow
-def test_a_wrapper_in_bash_named_torchrun_is_run_as_it_is(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    script = tmp_path / "bin" / "torchrun"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/bash\nexport FROM_THE_WRAPPER=1\nexec {sys.executable} -m torch.distributed.run "$@"\n')
-    script.chmod(0o755)
-    run = supervise(str(script), *TORCHRUN[1:], NO_TORCH, *STEADY, options=RESUMING)
-    recovers_by_stock_torchrun(run)
-
-
-@pytest.mark.slow
 def test_ranks_that_are_forks_of_torchrun_are_left_to_torchrun(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = wrapper(tmp_path, "job.py", "", NO_TORCH)
     run = supervise(*TORCHRUN, "--run-path", job, *STEADY, options=RESUMING)

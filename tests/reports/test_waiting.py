@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pathologies.hanging_jobs import SOON, confirmed, taken
-from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
+from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, alone, torchrun
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -47,7 +47,7 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_not_restarted_again_
 ) -> None:
     options = [*DECLARED, "--on-hang", "restart"]
     places = {"TORCH_EXTENSIONS_DIR": str(cache.parent)}
-    run = supervise(*torchrun("pytorch_189245.py", f"--cache={cache}", "--when=init"), options=options, **EARLY, **places)
+    run = supervise(*alone("pytorch_189245.py", f"--cache={cache}", "--when=init"), options=options, **EARLY, **places)
     card = wait_for(lambda: list(run.state.glob("*/nodes/*/incidents/*/card.txt")), "the card of the kill", 60, alive=run.alive)[0]
     killed = wait_for(card.read_text, "its text", alive=run.alive)
     assert "each later one waits for the file" in killed

@@ -111,6 +111,7 @@ def small_group() -> Iterator[Path]:
         yield group
 
 
+@pytest.mark.slow  # tests/classify shows it of saved evidence
 def test_a_rank_that_the_kernel_killed_for_want_of_memory(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], small_group: Path
 ) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 JOBS = Path(__file__).parents[1] / "jobs"
 PLAIN = [sys.executable, str(JOBS / "no_torch.py")]
-NO_TORCH = ["torchrun", "--standalone", "--nproc-per-node=2", str(JOBS / "no_torch.py")]
 LONG = ["--steps=100000", "--step-ms=20", "--progress=progress", "--pids=pids"]
 #: Twenty steps, and one save of 12 MiB at the end.
 ONE_SAVE = f"""{IMPORT}
@@ -94,7 +93,7 @@ def test_a_bug_in_a_worker_of_ours_ends_the_run_with_70_and_leaves_nothing(super
 
 
 def test_term_lets_the_ranks_save_and_ends_with_143(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*NO_TORCH, *LONG, "--save-on-term")
+    run = supervise(*PLAIN, *LONG, "--save-on-term")
     run.wait_for_step(3)
     run.signal(signal.SIGTERM)
     assert run.exit_code(deadline_s=30) == 143

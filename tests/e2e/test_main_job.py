@@ -58,6 +58,7 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     run.wait_for_nothing_left()
 
 
+@pytest.mark.slow  # test_output.py shows it of a plain script
 def test_a_healthy_job_shows_the_bytes_that_torchrun_shows(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = [*NO_TORCH, "--steps=30", "--step-ms=2", "--print-steps"]
     plain = tmp_path / "plain"

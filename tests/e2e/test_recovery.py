@@ -92,6 +92,20 @@ LOADER = [*TORCHRUN, str(JOBS / "loader_memory.py"), "--workers=4"]
 
 
 @pytest.mark.slow
+def test_a_loader_worker_that_is_killed_halves_the_workers_and_the_script_trains_with_fewer(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    command = [sys.executable, *LOADER[len(TORCHRUN) :], "--fits=2"]
+    run = supervise(*command, options=("--knob", "num_workers=--workers"), **ONE_RANK)
+    assert run.exit_code() == 0
+    assert set(causes(run)) <= {"dataloader_worker", "host_oom"}
+    assert overrides(run) == [{}, {}, {"num_workers": "2"}]
+    assert words_of(tmp_path / "workers") == [["0", "2", "3"]], "what the rank itself trained with"
+    assert "4 loader workers in each rank need more memory than there is: 2 of them (--workers)" in card(run)
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
 def test_memory_of_the_machine_that_truly_runs_out_halves_the_workers_until_it_suffices(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
 ) -> None:

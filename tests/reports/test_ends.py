@@ -121,7 +121,7 @@ def test_all_ranks_that_leave_with_0_early_are_a_training_that_stopped_early(sup
 def test_what_fails_after_the_last_step_gets_one_more_attempt_and_its_own_code(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    run = supervise(*alone("autocast_381.py", *STEPS, "--waits", "0", "--fail", "save"), options=DECLARED, **OFTEN)
+    run = supervise(*torchrun("autocast_381.py", *STEPS, "--waits", "0", "--fail", "save"), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 1
     assert run.attempts() <= 2
     assert "the training had ended at step 40, checkpoint verified" in " ".join(run.stderr.split())
@@ -139,7 +139,7 @@ def test_without_a_checkpoint_to_go_on_from_nothing_is_trained_again(supervise: 
 
 @pytest.mark.slow
 def test_an_evaluation_behind_the_last_step_that_misses_a_file_is_no_outage_to_wait_for(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*alone("final_evaluation.py", *STEPS), options=DECLARED, **OFTEN)
+    run = supervise(*torchrun("final_evaluation.py", *STEPS), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 1
     assert run.attempts() == 2
     assert "FileNotFoundError" in run.stderr
@@ -159,7 +159,7 @@ def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(sup
 
 @pytest.mark.slow
 def test_a_crash_right_after_the_last_save_goes_back_to_no_older_checkpoint(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*alone("ms_swift_7992.py", *STEPS, "--how", "at once"), options=DECLARED, **OFTEN)
+    run = supervise(*torchrun("ms_swift_7992.py", *STEPS, "--how", "at once"), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 139
     assert run.attempts() <= 2
     assert run.stdout.count("training from step 20") == 0
@@ -175,7 +175,7 @@ def test_a_plain_training_that_aborts_at_its_exit_had_ended(supervise: Callable[
 
 @pytest.mark.slow
 def test_a_last_save_that_fails_on_every_resume_stops_at_once(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*alone("megatron_1310.py", *STEPS), options=DECLARED, **OFTEN)
+    run = supervise(*torchrun("megatron_1310.py", *STEPS), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 1
     assert run.attempts() == 2
     assert "the training had ended at step 40, checkpoint verified" in " ".join(run.stderr.split())

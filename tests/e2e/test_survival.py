@@ -183,7 +183,7 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
 def test_ranks_that_save_and_exit_0_after_kill_9_of_supervise_have_not_finished_and_a_new_one_goes_on(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = [*ONE_RANK, str(JOBS / "ddp_small.py"), "--light", "--steps=60", "--step-ms=30", "--progress=progress", "--save-on-term"]
+    job = [*ONE_RANK, str(JOBS / "ddp_small.py"), "--light", "--steps=60", "--step-ms=100", "--progress=progress", "--save-on-term"]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
     strike(first.process.pid)
@@ -369,13 +369,14 @@ def test_a_journal_whose_fsync_stalls_for_30_s_delays_no_stop_and_a_restart_by_n
 
 @pytest.mark.slow
 def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supervised]) -> None:
-    job = [str(JOBS / "ddp_small.py"), "--light", "--loader=1", "--steps=60", *STEADY]
+    job = [str(JOBS / "ddp_small.py"), "--light", "--loader=1", "--steps=60", "--hold-at=40", *STEADY]
     run = supervise(*ONE_RANK, *job, options=RESUMING)
     run.wait_for_step(12)
     (loader,) = children_of(run.rank_pids()[0])
     attempt = ours(run)
     assert len(attempt) == 3  # the agent, a rank, its loader
     assert_gone(attempt - {helpers_of(run)["agent"]}, strike(loader))
+    (run.place / "go-on").touch()
     assert run.exit_code() == 0
     assert run.attempts() == 2
     assert "rank 0 raised" in run.ask("why", "1").stdout

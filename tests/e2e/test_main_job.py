@@ -35,7 +35,7 @@ def lines_of(rank: int, text: str) -> list[str]:
 def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = [*DDP, "--steps=60", "--step-ms=20", "--save-every=5", "--digest=digest", "--progress=progress"]
+    job = [*DDP, "--steps=60", "--step-ms=20", "--hold-at=40", "--save-every=5", "--digest=digest", "--progress=progress"]
     whole = tmp_path / "digest"
     done = preloaded.run(str(JOBS / "ddp_small.py"), "--light", "--steps=60", f"--digest={whole}", ranks=2)
     assert done.returncode == 0, done.stderr
@@ -43,6 +43,7 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     run = supervise(*job, options=RESUMING, place=tmp_path / "cut")
     run.wait_for_step(22)
     os.kill(run.rank_pids()[1], signal.SIGKILL)
+    (run.place / "go-on").touch()
     assert run.exit_code() == 0
     assert (run.place / "digest").read_bytes() == whole.read_bytes()
     resumed = run.wait_for_line(r"resumed at step (\d+) from \S*ckpt/step-(\d+)\.pt")

@@ -121,11 +121,12 @@ def silent_store() -> Iterator[socket.socket]:
 @pytest.mark.slow
 def test_kill_9_of_the_agent_leaves_nothing_of_the_attempt_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
     """test_reviews.py kills the guardian."""
-    run = supervise(*TORCHRUN, NO_TORCH, "--steps=80", *STEADY, *DAEMON, options=RESUMING)
+    run = supervise(*TORCHRUN, NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON, options=RESUMING)
     run.wait_for_step(12)
     wait_for(lambda: len(ours(run)) == 5, "two ranks, two daemons, what started them", alive=run.alive)
     attempt = ours(run)
     assert_gone(attempt, strike(helpers_of(run)["agent"]))
+    (run.place / "go-on").touch()
     assert run.exit_code() == 0
     assert_second_attempt_went_on(run)
 
@@ -160,7 +161,7 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
 def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     supervise: Callable[..., Supervised], killed: tuple[str, ...], launcher: str
 ) -> None:
-    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=80", *STEADY, *DAEMON]
+    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
     wait_for(lambda: len(ours(first)) == 5, "two ranks, two daemons, what started them", alive=first.alive)
@@ -169,6 +170,7 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     first.exit_code(5)
     first.wait_for_nothing_left(0)
 
+    (first.place / "go-on").touch()
     second = supervise(*job, options=RESUMING)
     assert second.exit_code() == 0
     began = records(second, "run")

@@ -70,6 +70,7 @@ def re_verdicts(node: Any) -> list[dict[str, Any]]:  # noqa: ANN401  whatever a 
     return [found for child in node for found in re_verdicts(child)] if isinstance(node, list) else []
 
 
+@pytest.mark.slow  # tests/classify shows it of saved logs
 def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("exception"), options=(*ONCE, "--set", "instrument.enabled=false"))
     found = verdict(run)
@@ -81,26 +82,12 @@ def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[...
     assert "ValueError: batch of 7 items, 8 expected" in run.stderr
 
 
-@pytest.mark.slow  # tests/classify/test_precision.py shows it of saved logs
-def test_failures_that_a_rank_prints_as_data_do_not_explain_its_kill(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*command("quoted"), options=ONCE)
-    found = verdict(run)
-    assert (found["cause"], found["rank"]) == ("killed_unknown", 1)
-    assert is_within(found["after_s"], VERDICT_S)
-
-
 @pytest.mark.slow
 def test_a_loader_that_was_killed_is_named(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("loader", ranks=1), options=ONCE)
     found = verdict(run)
     assert (found["cause"], found["rank"]) == ("dataloader_worker", 0)
     assert is_within(found["after_s"], VERDICT_S)
-
-
-@pytest.mark.slow  # tests/classify shows it of saved logs
-def test_ranks_that_call_different_collectives_are_unsynced(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*command("mismatch"), options=ONCE, TORCH_DISTRIBUTED_DEBUG="DETAIL")
-    assert verdict(run)["cause"] == "ddp_unsynced"
 
 
 @pytest.mark.slow
@@ -124,6 +111,7 @@ def small_group() -> Iterator[Path]:
         yield group
 
 
+@pytest.mark.slow  # tests/classify shows it of saved evidence
 def test_a_rank_that_the_kernel_killed_for_want_of_memory(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], small_group: Path
 ) -> None:

@@ -36,6 +36,8 @@ JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH, DDP = str(JOBS / "no_torch.py"), str(JOBS / "ddp_small.py")
 PLAIN = [sys.executable, NO_TORCH]
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
+#: What makes a script of torch.distributed the only rank of its job, without a launcher.
+ALONE = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 SAVING = ["--save-every=5", "--progress=progress", "--pids=pids"]
 
@@ -76,9 +78,7 @@ def wrapper(place: Path, name: str, before: str, script: str) -> str:
 WAYS = {
     "kill": "was killed by SIGKILL",
     "exit:42": "(exited with code 42|was killed by SIGABRT)",
-    "exception": "raised RuntimeError: the fault",
     "segv": "was killed by SIGSEGV",
-    "abort": "was killed by SIGABRT",
 }
 
 
@@ -90,27 +90,28 @@ def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkp
     before = (
         f"ways, attempt = {ways!r}, int(os.environ['SUPERVISE_JOB_ATTEMPT'])\n"
         "if attempt <= len(ways):\n"
-        "    sys.argv += [f'--fail-rank={attempt % 2}', f'--fail-at-step={attempt * 10 - 2}', f'--fail-how={ways[attempt - 1]}']\n"
+        "    sys.argv += ['--fail-rank=0', f'--fail-at-step={attempt * 10 - 2}', f'--fail-how={ways[attempt - 1]}']\n"
     )
     job = wrapper(tmp_path, "fails.py", before, DDP)
     # a checkpoint is progress once it was seen: that the failures of one family are not charged together is not left to luck
-    run = supervise(*TORCHRUN, job, "--light", f"--steps={len(ways) * 10 + 5}", *SAVING, options=RESUMING, SUPERVISE_RESTART_INTENSITY="10")
+    launcher = ["torchrun", "--standalone", "--nproc-per-node=1"]
+    run = supervise(*launcher, job, "--light", f"--steps={len(ways) * 10 + 5}", *SAVING, options=RESUMING, SUPERVISE_RESTART_INTENSITY="10")
     assert run.exit_code() == 0
-    assert starts(run) == 2 * (len(ways) + 1)
+    assert starts(run) == len(ways) + 1
     assert run.attempts() == len(ways) + 1
     resumed = [int(step) for step in re.findall(r"resumed at step (\d+) from \S*ckpt/step-0*\1\.pt", run.stderr)]
     assert resumed == [number * 10 + 5 for number in range(len(ways))]
     told = re.findall(r"incident \d+ at step (\d+): rank (\d) (.*?)\. Restarting", run.stderr)
-    assert [(int(rank), int(step)) for step, rank, _ in told] == [(n % 2, n * 10 - 3) for n in range(1, len(ways) + 1)]
+    assert [(int(rank), int(step)) for step, rank, _ in told] == [(0, n * 10 - 3) for n in range(1, len(ways) + 1)]
     assert all(re.match(WAYS[way], text) for way, (_, _, text) in zip(ways, told, strict=True)), told
     run.wait_for_nothing_left()
 
 
 def test_the_same_failure_at_the_same_step_twice_is_given_up_with_65(supervise: Callable[..., Supervised]) -> None:
-    fault = ["--fail-rank=1", "--fail-at-step=13", "--fail-how=exception"]
-    run = supervise(*TORCHRUN, DDP, "--light", "--steps=40", *SAVING, *fault, options=RESUMING)
+    fault = ["--fail-rank=0", "--fail-at-step=13", "--fail-how=exception"]
+    run = supervise(sys.executable, DDP, "--light", "--steps=40", *SAVING, *fault, options=RESUMING, **ALONE)
     assert run.exit_code() == 65
-    assert starts(run) == 4
+    assert starts(run) == 2
     assert "the same error came again at step 12 (attempts 1 and 2)" in " ".join(run.stderr.split())
     assert "step 12" in run.stderr
     assert "resumed at step 10 from" in run.stderr
@@ -126,11 +127,8 @@ def test_max_restarts_given_to_torchrun_is_the_cap(supervise: Callable[..., Supe
     assert "--max-restarts=1 is used up" in run.stderr
 
 
-SOME = ()  # test_main_job.py and test_ends.py have one of each kind
-OTHERS = (64, 1, 42, 255, 65, 75, 78, 124, 137)
-
-
-@pytest.mark.parametrize("own", [*SOME, *(pytest.param(own, marks=pytest.mark.slow) for own in OTHERS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [42, 137])
 def test_a_ranks_own_code_under_torchrun_comes_out_up_to_63_and_else_as_1(supervise: Callable[..., Supervised], own: int) -> None:
     run = supervise(*TORCHRUN, NO_TORCH, "--pids=pids", "--fail-rank=1", f"--fail-how=exit:{own}")
     assert run.exit_code() == (own if own <= 63 else 1)
@@ -147,15 +145,6 @@ for number in range(40):
     if {when}:
         {end}
 dist.destroy_process_group()
-"""
-OWN_RULE = """
-import torch
-weight = torch.ones(4, requires_grad=True)
-for number in range(40):
-    (weight * weight).sum().backward()
-    weight.data -= 0.1 * weight.grad
-    if {when}:
-        {end}
 """
 PLAYS = """
 import os, sys, time
@@ -175,32 +164,20 @@ ONCE = "number == 30 and not os.path.exists('again')"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [EVALUATES, OWN_RULE, PLAYS], ids=["evaluates", "rule", "plays"])
 def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_again_is_its_last(
-    supervise: Callable[..., Supervised], tmp_path: Path, script: str
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     job = tmp_path / "train.py"
-    job.write_text(script.format(when="number == 30", end="raise ValueError('bad row')"))
-    run = supervise(*TORCHRUN, str(job), _SUPERVISE_TEST_INTERVALS="0.04")
+    job.write_text(EVALUATES.format(when="number == 30", end="raise ValueError('bad row')"))
+    run = supervise(sys.executable, str(job), **ALONE, _SUPERVISE_TEST_INTERVALS="0.04")
     assert run.exit_code(deadline_s=120) == 65
     assert run.attempts() == 2
 
 
 @pytest.mark.slow  # tests/scenarios shows it
-@pytest.mark.parametrize(
-    ("script", "end"),
-    [
-        pytest.param(EVALUATES, "raise ValueError('bad row')", id="raises"),
-        pytest.param(EVALUATES, "sys.exit(3)", id="leaves", marks=pytest.mark.slow),
-        pytest.param(PLAYS, "raise ValueError('bad row')", id="plays", marks=pytest.mark.slow),
-        pytest.param(PLAYS, "sys.exit(3)", id="plays and leaves", marks=pytest.mark.slow),
-    ],
-)
-def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(
-    supervise: Callable[..., Supervised], tmp_path: Path, script: str, end: str
-) -> None:
+def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = tmp_path / "train.py"
-    job.write_text(script.format(when=ONCE, end=f"open('again', 'w').close(); {end}"))
+    job.write_text(PLAYS.format(when=ONCE, end="open('again', 'w').close(); sys.exit(3)"))
     run = supervise(*TORCHRUN, str(job), _SUPERVISE_TEST_INTERVALS="0.04")
     assert run.exit_code(deadline_s=120) == 0
     assert run.attempts() == 2
@@ -212,7 +189,7 @@ def test_arguments_that_a_script_refuses_end_the_run_at_once_also_after_its_proc
 ) -> None:
     job = tmp_path / "train.py"
     job.write_text(REFUSES)
-    run = supervise(*TORCHRUN, str(job))
+    run = supervise(sys.executable, str(job), **ALONE)
     assert run.exit_code(deadline_s=120) == 2
     assert run.attempts() == 1
 
@@ -269,8 +246,6 @@ BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"
 
 HANDED_OVER = [
     ("plain", "environment"),
-    ("plain", "placeholder"),
-    ("plain", "arguments"),
     ("torchrun", "placeholder"),
 ]
 
@@ -324,12 +299,10 @@ def test_a_torn_newest_checkpoint_is_rejected_and_the_one_before_is_used(supervi
 # --- where torchrun's agent cannot be ours
 
 #: In a sitecustomize of the user's: only the agent's process is touched, so the stock torchrun that follows is whole.
-RENAMED = {
-    "renamed": "import torch.distributed.elastic.agent.server.api as m\n"
-    "    m.SimpleElasticAgent._begin_workers = m.SimpleElasticAgent._initialize_workers\n"
-    "    del m.SimpleElasticAgent._initialize_workers\n",
-    "deleted": "import torch.distributed.elastic.multiprocessing.api as m\n    del m.get_subprocess_handler\n",
-}
+RENAMED = """import torch.distributed.elastic.agent.server.api as m
+    m.SimpleElasticAgent._begin_workers = m.SimpleElasticAgent._initialize_workers
+    del m.SimpleElasticAgent._initialize_workers
+"""
 
 
 def recovers_by_stock_torchrun(run: Supervised) -> None:
@@ -353,28 +326,15 @@ STEADY = ["--steps=200", "--step-ms=20", "--digest=digest", *SAVING]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", ["renamed", "deleted"])
-def test_a_torch_that_does_not_fit_is_reported_once_and_run_as_it_is(
-    supervise: Callable[..., Supervised], tmp_path: Path, change: str
-) -> None:
+def test_a_torch_that_does_not_fit_is_reported_once_and_run_as_it_is(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
-    patch = f"import sys\nif any('supervisor/agent' in word for word in sys.orig_argv):\n    {RENAMED[change]}"
+    patch = f"import sys\nif any('supervisor/agent' in word for word in sys.orig_argv):\n    {RENAMED}"
     (tmp_path / "site" / "sitecustomize.py").write_text(patch)
     run = supervise(*TORCHRUN, NO_TORCH, *STEADY, options=RESUMING, PYTHONPATH=str(tmp_path / "site"))
     recovers_by_stock_torchrun(run)
     told = [line for line in run.stderr.splitlines() if "torchrun is run as a plain command" in line]
     assert len(told) == 1
-    assert {"renamed": "_initialize_workers", "deleted": "get_subprocess_handler"}[change] in told[0]
-
-
-@pytest.mark.slow
-def test_a_wrapper_in_bash_named_torchrun_is_run_as_it_is(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    script = tmp_path / "bin" / "torchrun"
-    script.parent.mkdir()
-    script.write_text(f'#!/bin/bash\nexport FROM_THE_WRAPPER=1\nexec {sys.executable} -m torch.distributed.run "$@"\n')
-    script.chmod(0o755)
-    run = supervise(str(script), *TORCHRUN[1:], NO_TORCH, *STEADY, options=RESUMING)
-    recovers_by_stock_torchrun(run)
+    assert "_initialize_workers" in told[0]
 
 
 @pytest.mark.slow
@@ -540,12 +500,10 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
 
 
 @pytest.mark.slow  # tests/alerts shows it
-@pytest.mark.parametrize("endpoint", [pytest.param("refuses", marks=pytest.mark.slow), "never answers"])
-def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Supervised], endpoint: str) -> None:
+def test_a_dead_endpoint_does_not_hold_the_job_up(supervise: Callable[..., Supervised]) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        if endpoint == "never answers":
-            listener.listen(8)
+        listener.listen(8)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/hook"
         run = supervise(*PLAIN, "--steps=20", *SAVING, *RECOVERS, options=[*RESUMING, *webhook(url)])
         assert run.exit_code() == 0

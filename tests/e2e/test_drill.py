@@ -54,6 +54,7 @@ def test_a_killed_rank_is_recovered_and_the_lost_steps_are_counted(tmp_path: Pat
     said(done, r"exit code  143, as the drill ended the job")
 
 
+@pytest.mark.slow
 def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> None:
     knobs = ["--set", 'knobs.declared=["batch_size=--batch-size", "grad_accum=--grad-accum"]']
     done = drill(tmp_path, "oom", "--at-step", "7", *knobs, *RESUMED, "--", *ALONE, *BATCH)
@@ -69,7 +70,7 @@ def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_preempted_job_is_started_again_and_goes_on(tmp_path: Path) -> None:
-    done = drill(tmp_path, "preempt", "--at-step", "7", *RESUMED, "--", *JOB)
+    done = drill(tmp_path, "preempt", "--at-step", "7", *RESUMED, "--", *ALONE)
     assert done.returncode == 0
     said(done, r"^drill preempt: notice was given \(USR1\), with 10 s left, at step \d+ -+$")
     said(done, r"saved      by the script itself, before it ended")  # at its TERM: it knows nothing of us
@@ -106,7 +107,7 @@ def test_a_job_that_does_not_come_to_the_step_is_given_up(tmp_path: Path) -> Non
 def test_a_flipped_bit_is_found_and_an_older_checkpoint_taken_and_those_of_the_user_stay(tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     (tmp_path / "ckpt" / "step-00000900.pt").write_bytes(b"the result of a week")
-    job = [*JOB[:-1], "--save-every=60"]  # so many that the drill is over before the job comes round to the damaged one's step again
+    job = [*ALONE[:-1], "--save-every=60"]  # so many that the drill is over before the job comes round to the damaged one's step again
     done = drill(tmp_path, "bitrot", "--at-step", "125", *RESUMED, "--", *job)
     assert done.returncode == 0
     damaged = said(done, r"^drill bitrot: rank 0 was killed, with a bit of (\S+) flipped, at step \d+ -+$")[1]
@@ -140,18 +141,8 @@ def test_a_rank_that_hangs_is_found_and_the_job_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_hang_that_the_user_only_wants_to_hear_of_is_let_go_on(tmp_path: Path) -> None:
-    limits = ["--set", "hang.action=warn", "--patience-s", "30"]
-    done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", *limits, *RESUMED, "--", *JOB)
-    assert done.returncode == 1
-    said(done, r"noticed    after [\d.]+ s: no progress for \d+ s: .*rank 1 .*stopped.*the job continues: --on-hang warn")
-    said(done, r"undone     the drill let the rank continue")
-    said(done, r"recovered  no")
-
-
-@pytest.mark.slow
 def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path: Path) -> None:
-    done = drill(tmp_path, "nan", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *JOB)
+    done = drill(tmp_path, "nan", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *ALONE)
     assert done.returncode == 1
     said(done, r"^drill nan: rank \d and all others got gradients of NaN at step \d+ -+$")
     said(done, r"noticed    no incident within 2\.0 s")
@@ -161,7 +152,7 @@ def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path:
 
 @pytest.mark.slow
 def test_a_job_that_ends_before_anybody_notices_is_not_reported_as_awaited(tmp_path: Path) -> None:
-    job = ["--steps=12" if word.startswith("--steps") else word for word in JOB]
+    job = ["--steps=12" if word.startswith("--steps") else word for word in ALONE]
     done = drill(tmp_path, "nan", "--at-step", "8", "--patience-s", "60", *RESUMED, "--", *job)
     assert done.returncode == 1
     said(done, r"^drill nan: rank \d and all others got gradients of NaN at step 8 -+$")
@@ -169,11 +160,10 @@ def test_a_job_that_ends_before_anybody_notices_is_not_reported_as_awaited(tmp_p
     said(done, r"exit code  0$")
 
 
-@pytest.mark.slow
 def test_nan_that_the_script_looks_for_is_answered_by_an_older_checkpoint(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(light.IMPORT + LOOKS)
-    job = ["torchrun", "--standalone", "--nproc-per-node=1", str(script)]
+    job = ["python", str(script)]
     done = drill(tmp_path, "nan", "--at-step", "12", *RESUMED, "--", *job)
     assert done.returncode == 0
     struck = int(said(done, r"^drill nan: rank 0 and all others got gradients of NaN at step (\d+) -+$")[1])

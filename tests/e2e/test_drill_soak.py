@@ -1,4 +1,4 @@
-"""`supervise drill soak`: every fault for real on a job of two ranks, in a pid namespace of its own, and the report of it."""
+"""`supervise drill soak`: every fault for real on a job under torchrun, in a pid namespace of its own, and the report of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.own_processes import alone
 from tests.support.waiting import wait_for
 
 RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]
-TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2", "ddp_small.py"]
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1", "ddp_small.py"]
 TRAIN = [*TORCHRUN, "--light", "--step-ms=50", "--steps=100000", "--print-losses", "--save-every=20"]
 #: A row of the table.
 ROW = re.compile(

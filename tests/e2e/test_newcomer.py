@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
-
 
 def words(run: Supervised) -> str:
     """Return the output as one line, however it was folded."""
@@ -72,14 +70,13 @@ def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [pytest.param([*TORCHRUN, "--no-python"], marks=pytest.mark.slow), []], ids=["torchrun", "plain"])
 def test_a_working_directory_that_the_job_deleted_is_named_and_nothing_is_started_in_it(
-    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path, command: list[str]
+    supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
     place = tmp_path / "work"
     place.mkdir()
     deletes = f"echo begun; rm -rf {place}; kill -9 $$"
-    run = supervise(*command, "bash", "-c", deletes, around=surroundings(prefix=("env", "-C", str(place))))
+    run = supervise("bash", "-c", deletes, around=surroundings(prefix=("env", "-C", str(place))))
     assert run.exit_code() == 1
     assert f"the working directory {place} was deleted".replace(" ", "") in "".join(run.stderr.split())  # a long path is folded too
     assert run.stdout.count("begun") == 1

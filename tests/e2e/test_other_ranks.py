@@ -71,13 +71,10 @@ def test_where_the_gpu_stays_out_of_use_the_run_ends_with_69_and_the_sentence_an
     run.wait_for_nothing_left()
 
 
-@pytest.mark.parametrize("how", ["cleared", "reset"])
-def test_where_the_gpu_is_in_use_again_all_ranks_train_on(supervise: Callable[..., Supervised], three_gpus: FakeNvml, how: str) -> None:
+def test_where_the_gpu_is_in_use_again_all_ranks_train_on(supervise: Callable[..., Supervised], three_gpus: FakeNvml) -> None:
     run = begun(supervise, three_gpus)
     wait_for(lambda: run.attempts() == 2, "the attempt with two ranks", 90, alive=run.alive)
     three_gpus.set({"1.ecc_unc_vol": 0})
-    if how == "cleared":
-        assert run.ask_again("nodes", "clear", UUID.format(1)).returncode == 0
     (run.place / "refuse").touch()
     assert run.exit_code() == 0
     assert run.attempts() == 3
@@ -87,5 +84,5 @@ def test_where_the_gpu_is_in_use_again_all_ranks_train_on(supervise: Callable[..
     assert min(step for _, step, _, _, _ in last) > 10, "it was to resume from the newest checkpoint"
     assert max(step for _, step, _, _, _ in last) == 60
     assert not any(row[4] == 2 for row in trained(run))
-    assert ledger(run)[-1]["by"] == {"cleared": "person", "reset": "health"}[how]
+    assert ledger(run)[-1]["by"] == "health"
     run.wait_for_nothing_left()

@@ -1,4 +1,4 @@
-"""A rank that makes the others wait, in a real training of two ranks: named from outside, and not where both are alike."""
+"""A rank that makes the others wait, in a real training of two ranks: named from outside. tests/observe/pace has ranks that are alike."""
 
 from __future__ import annotations
 
@@ -45,15 +45,6 @@ def test_a_rank_that_computes_twice_as_much_is_named_and_the_job_goes_on(supervi
     (run.place / "end").touch()
     assert run.exit_code(deadline_s=30) == 0
     assert run.status()["incidents"] == 0
-
-
-@pytest.mark.timeout(300)
-def test_two_ranks_that_are_alike_are_not(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*TORCHRUN, EXTRA="1", **QUICK)
-    wait_for(lambda: int(run.status().get("step") or 0) > 250, "half a minute of steps", 240, alive=run.alive)
-    (run.place / "end").touch()
-    assert run.exit_code(deadline_s=30) == 0
-    assert '"event":"PaceChanged"' not in run.journal()
 
 
 def test_steps_that_take_longer_than_they_did_are_reported_and_that_it_is_over(supervise: Callable[..., Supervised]) -> None:

@@ -59,6 +59,7 @@ def told(run: Supervised) -> list[tuple[int, int]]:
     return sorted((int(rank), int(step)) for rank, step in words_of(run.place / "told"))
 
 
+@pytest.mark.slow
 @pytest.mark.bench
 def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_goes_on_from_there(
     supervise: Callable[..., Supervised], tmp_path: Path
@@ -115,9 +116,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
     assert len(told(run)) == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("then", ["ends", pytest.param("continues", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("then", "signum"), [("ends", signal.SIGUSR1), pytest.param("continues", signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
     supervise: Callable[..., Supervised], tmp_path: Path, then: str, signum: int
 ) -> None:

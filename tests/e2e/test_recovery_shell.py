@@ -127,32 +127,6 @@ def test_what_a_run_ran_out_of_shows_what_fits(supervise: Callable[..., Supervis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_batch_of_12_finds_what_fits_at_the_same_global_batch(supervise: Callable[..., Supervised], world: int) -> None:
-    run = supervise(*torchrun(world), JOB, "--batch-size=12", "--fits=3", options=(*KNOBS[:3], "grad_accum:1=--accum"), **FAST)
-    assert run.exit_code() == 0
-    tried = [dict(line["overrides"]) for line in logged(run, "attempt.begun")]
-    assert [(one.get("batch_size"), one.get("grad_accum")) for one in tried] == [(None, None), ("6", "2"), ("4", "3"), ("3", "4")]
-    assert {(line.micro, line.accum, line.batch) for line in trained(run)} == {(3, 4, 12 * world)}
-    assert {line.rank for line in trained(run) if line.step == 5} == set(range(world))
-    run.wait_for_nothing_left()
-
-
-@pytest.mark.slow  # tests/cli and the scenarios show it
-def test_without_a_knob_the_arguments_stay_and_the_job_stops_with_the_line_that_would_arm_it(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun(2), JOB, "--batch-size=32", "--fits=8", **FAST)
-    assert run.exit_code() != 0
-    assert trained(run) == []
-    assert all(not line["overrides"] for line in logged(run, "attempt.begun"))
-    assert run.attempts() <= 2
-    assert "start it again with --knob batch_size=--batch-size --knob grad_accum:1=--accum" in " ".join(
-        line.strip() for line in card_of(run)
-    )
-    assert "--knob batch_size=--batch-size" in run.stderr
-    run.wait_for_nothing_left()
-
-
-@pytest.mark.slow
 def test_a_plain_command_and_a_checkpoint_handed_over_go_with_a_changed_batch(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -233,25 +207,6 @@ def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(sup
     assert ours(run, "nodes", "clear", B).returncode == 0
     assert [row for row in json.loads(ours(run, "nodes", "gpus", "--json").stdout)["gpus"] if not row["in_use"]] == []
     run.wait_for_nothing_left()
-
-
-@pytest.mark.slow
-def test_where_the_user_allows_fewer_the_job_goes_on_with_the_others_at_the_same_global_batch(
-    supervise: Callable[..., Supervised], three_gpus: str, tmp_path: Path
-) -> None:
-    run = supervise(*torchrun(3), JOB, *FAULT, options=(*KNOBS, "--min-gpus=2"), PATH=three_gpus, **FAST)
-    assert run.exit_code() == 0
-    last = [line for line in trained(run) if line.attempt == 2]
-    assert {line.rank for line in last} == {0, 1}
-    assert {line.visible for line in last} == {f"{A},{C}"}
-    assert {line.batch for line in trained(run)} == {4 * 2 * 3}
-    assert {line["kind"] for line in logged(run, "alert.raised")} >= {"gpu_quarantined"}
-    # the ledger outlives the run: the next one leaves the GPU out from its start
-    (tmp_path / "log").unlink()
-    again = supervise(*torchrun(2), JOB, *FAULT, options=KNOBS, PATH=three_gpus, **FAST)
-    assert again.exit_code() == 0
-    assert {line.visible for line in trained(again)} == {f"{A},{C}"}
-    assert again.attempts() == 1
 
 
 @pytest.mark.slow

@@ -1,36 +1,33 @@
 """Every attempt has a store of its own: restarts after a rank's death recover for every rendezvous, where plain torchrun's often do not.
 
-Two ranks train with gloo. One starts a second later than the other, and a rank dies once. After exactly one restart the model must be
-bit-equal to an uninterrupted run's: `pids` has a line per rank and start.
+Two ranks train with gloo. One starts a second later than the other, and twice a rank dies. After as many restarts the model must be
+bit-equal to an uninterrupted run's: `pids` has a line per rank and start. bench/restart.py has plain torchrun's.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
+from tests.support import preloaded
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.e2e.conftest import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH, DDP = str(JOBS / "no_torch.py"), str(JOBS / "ddp_small.py")
-STEPS, SAVED, FATAL_STEP = 16, 10, 13
 KINDS = [("standalone", 1), ("c10d", 1), ("static", 1), ("static", 2)]
-COUNT, PLAIN_MUST_FAIL = 20, 3
-#: Plain torchrun counts as hung when it takes so many times longer than ours did beside it.
-PLAIN_TIMES, PLAIN_AT_LEAST_S = 4, 20.0
+#: Of each kind. tests/agent/test_recovery.py has twenty of each, of the agent alone.
+DEATHS = 2
+STEPS = 10 * DEATHS + 5
 
 pytestmark = pytest.mark.process
 
@@ -47,22 +44,35 @@ def launchers(kind: str, nodes: int) -> list[list[str]]:
     return [["torchrun", f"--nproc-per-node={2 // nodes}", *own, *rest] for rest in several]
 
 
-def training(place: Path, number: int) -> list[str]:
-    """Return a job all of whose files are in `place`; rank 0 is late in half of them, and it is the other rank that dies."""
+#: Rank 0 is late in each other attempt, and it is the other rank that dies: 3 steps behind the next save.
+DIES = """
+import os, runpy, sys
+died = sum(name.startswith("died-") for name in os.listdir({place!r}))
+late = died % 2
+sys.argv += [f"--skew-rank={{late}}", "--skew-s=1"]
+if died < {deaths}:
+    sys.argv += [f"--fail-rank={{1 - late}}", f"--fail-at-step={{10 * died + 13}}"]
+    sys.argv += ["--fail-how=kill", f"--fail-once-file={place}/died-{{died}}"]
+sys.path.insert(0, {jobs!r})
+runpy.run_path({job!r}, run_name="__main__")
+"""
+
+
+def training(place: Path) -> list[str]:
+    """Return a job all of whose files are in `place`."""
     place.mkdir(parents=True, exist_ok=True)
-    late = number % 2
-    job = [DDP, "--light", f"--steps={STEPS}", "--save-every=5", f"--ckpt-dir={place}/ckpt", f"--pids={place}/pids"]
-    job += [f"--digest={place}/digest", f"--skew-rank={late}", "--skew-s=1", f"--fail-rank={1 - late}", f"--fail-at-step={FATAL_STEP}"]
-    return [*job, "--fail-how=kill", f"--fail-once-file={place}/failed"]
+    (place / "dies.py").write_text(DIES.format(place=str(place), deaths=DEATHS, jobs=str(JOBS), job=DDP))
+    job = [str(place / "dies.py"), "--light", f"--steps={STEPS}", "--save-every=5", f"--ckpt-dir={place}/ckpt", f"--pids={place}/pids"]
+    return [*job, f"--digest={place}/digest"]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Give the digest of the model after a run of plain torchrun in which nothing fails."""
-    place = tmp_path_factory.mktemp("uninterrupted")
-    job = [*launchers("standalone", 1)[0], DDP, "--light", f"--steps={STEPS}", f"--digest={place}/digest"]
-    subprocess.run(job, env=clean_environment(), check=True, timeout=90, capture_output=True)  # noqa: S603  # plain torchrun
-    return (place / "digest").read_bytes()
+    """Give the digest of the model after a run in which nothing fails."""
+    digest = tmp_path_factory.mktemp("uninterrupted") / "digest"
+    done = preloaded.run(DDP, "--light", f"--steps={STEPS}", f"--digest={digest}", ranks=2)
+    assert done.returncode == 0, done.stderr
+    return digest.read_bytes()
 
 
 def ranks_started(place: Path) -> list[int]:
@@ -70,76 +80,36 @@ def ranks_started(place: Path) -> list[int]:
     return sorted(int(line.split()[0]) for line in (place / "pids").read_text().splitlines())
 
 
-def recover(start: Callable[..., Supervised], place: Path, kind: str, nodes: int, number: int, *more: str) -> list[Supervised]:
-    """Run the training under supervise, on one or two nodes, and check that it recovered from the one death."""
-    job = training(place, number)
-    options = ["--checkpoints", f"{place}/ckpt/*.pt", "--resume-args", "--resume {resume}"]
-    runs = [start(*words, *more, *job, options=options, place=place / f"node-{n}") for n, words in enumerate(launchers(kind, nodes))]
-    assert [run.exit_code() for run in runs] == [0] * nodes
-    assert (place / "failed").exists(), "the fault did not strike"
-    assert ranks_started(place) == [0, 0, 1, 1]
-    assert [run.attempts() for run in runs] == [2] * nodes
-    assert any(f"resumed at step {SAVED} from {place}/ckpt" in run.stderr for run in runs)
-    for run in runs:
-        run.wait_for_nothing_left()
-    return runs
+def deaths(place: Path) -> int:
+    """Return how often a rank died."""
+    return len(list(place.glob("died-*")))
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kind", "nodes"), KINDS)
-def test_a_dead_rank_is_recovered_from(
+def test_both_of_two_restarts_recover_for_every_rendezvous(
     supervise: Callable[..., Supervised], tmp_path: Path, uninterrupted: bytes, kind: str, nodes: int
 ) -> None:
+    options = ["--checkpoints", f"{tmp_path}/ckpt/*.pt", "--resume-args", "--resume {resume}"]
     logs = [f"--log-dir={tmp_path}/logs", "--tee=3"] if kind == "standalone" else []
-    recover(supervise, tmp_path, kind, nodes, KINDS.index((kind, nodes)), *logs)
+    job = training(tmp_path)
+    runs = [
+        supervise(*words, *logs, *job, options=options, place=tmp_path / f"node-{n}", SUPERVISE_RESTART_INTENSITY="20")
+        for n, words in enumerate(launchers(kind, nodes))
+    ]
+    assert [run.exit_code(600) for run in runs] == [0] * nodes
+    assert deaths(tmp_path) == DEATHS, "a fault did not strike"
+    assert ranks_started(tmp_path) == sorted([0, 1] * (DEATHS + 1))
+    assert [run.attempts() for run in runs] == [DEATHS + 1] * nodes
+    shown = "".join(run.stderr for run in runs)
+    assert all(f"resumed at step {10 * number} from {tmp_path}/ckpt" in shown for number in range(1, DEATHS + 1))
     assert (tmp_path / "digest").read_bytes() == uninterrupted
-    if logs:  # the user's own logs of the attempt that failed are kept beside the others
-        assert len(list((tmp_path / "logs").glob("*/attempt_0/[01]/std*.log"))) == 4
-        assert len(list((tmp_path / "logs").glob("*/attempt_1/[01]/std*.log"))) == 4
-
-
-def end_of_plain(place: Path, runs: list[Supervised], deadline: float) -> str:
-    """Await the end of torchrun alone; return "recovered", or how it failed to."""
-    try:
-        codes = [run.process.wait(max(0.1, deadline - time.monotonic())) for run in runs]
-    except subprocess.TimeoutExpired:
-        return "hung"
-    finally:
-        for run in runs:
-            run.clear()
-    if any(codes):
-        return f"exit codes {codes}"
-    restarts = len(ranks_started(place)) // 2 - 1
-    return "recovered" if restarts == 1 else f"{restarts} restarts"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("kind", "nodes"), KINDS)
-def test_twenty_of_twenty_restarts_recover_where_torchruns_own_do_not(  # noqa: PLR0913, PLR0917  # pytest gives them by name
-    supervise: Callable[..., Supervised],
-    surroundings: type[Surroundings],
-    tmp_path: Path,
-    uninterrupted: bytes,
-    kind: str,
-    nodes: int,
-) -> None:
-    ends: list[str] = []
-    for number in range(COUNT):
-        began, theirs, ours = time.monotonic(), tmp_path / f"plain-{number}", tmp_path / f"ours-{number}"
-        job = training(theirs, number)
-        alone = [
-            supervise(*words, "--max-restarts=3", *job, place=theirs / f"node-{n}", around=surroundings(without_us=True))
-            for n, words in enumerate(launchers(kind, nodes))
-        ]
-        recover(supervise, ours, kind, nodes, number)
-        assert (ours / "digest").read_bytes() == uninterrupted
-        ends.append(end_of_plain(theirs, alone, began + max(PLAIN_AT_LEAST_S, PLAIN_TIMES * (time.monotonic() - began))))
-        assert (theirs / "failed").exists(), "the fault did not strike plain torchrun"
-    failed = sum(end != "recovered" for end in ends)
-    sys.stdout.write(f"{kind}, {nodes} node(s): ours {COUNT} of {COUNT}, plain torchrun {COUNT - failed} of {COUNT}: {ends}\n")
-    if failed < PLAIN_MUST_FAIL:
-        pytest.fail(f"this test is invalid: plain torchrun failed in only {failed} of {COUNT}, so it shows nothing: {ends}")
+    if logs:  # the user's own logs of the attempts that failed are kept beside the others
+        for attempt in range(DEATHS + 1):
+            assert len(list((tmp_path / "logs").glob(f"*/attempt_{attempt}/[01]/std*.log"))) == 4
+    for run in runs:
+        run.wait_for_nothing_left()
 
 
 @pytest.mark.slow
@@ -229,13 +199,15 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["instrument.enabled=false", "instrument.enabled=true"])
-def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(
-    supervise: Callable[..., Supervised], tmp_path: Path, option: str
-) -> None:
+def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(RECORDED)
     run = supervise(
-        "torchrun", "--standalone", "--nproc-per-node=2", "--max-restarts=0", str(tmp_path / "job.py"), options=["--set", option]
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+        str(tmp_path / "job.py"),
+        options=["--set", "instrument.enabled=true"],
     )
     assert run.exit_code() == 1
     assert "ImportError: no module of that name where rank 1 on " in " ".join(run.stderr.split())

@@ -62,8 +62,10 @@ PHASES: dict[str, tuple[list[str], Callable[[Supervised], object]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", [phase if phase == "train" else pytest.param(phase, marks=pytest.mark.slow) for phase in PHASES])
-@pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
+@pytest.mark.parametrize(
+    ("launcher", "phase"),
+    [pytest.param(LAUNCHED if phase in {"start", "train"} else PLAIN, phase, id=phase) for phase in PHASES],
+)
 def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
     supervise: Callable[..., Supervised], tmp_path: Path, launcher: list[str], phase: str
 ) -> None:
@@ -94,18 +96,17 @@ if any(word.endswith("supervisor/agent/__main__.py") for word in sys.orig_argv):
 """
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.bench
 def test_a_stop_while_the_agent_imports_torch_ends_within_a_second_or_two_and_no_rank_is_started(
-    supervise: Callable[..., Supervised], tmp_path: Path, signum: int
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SLOW_AGENT)
     run = supervise(*LAUNCHED, *LONG, PYTHONPATH=str(tmp_path / "site"))
     wait_for((tmp_path / "imports").exists, "the agent imports torch", 30, alive=run.alive)
     asked = time.monotonic()
-    run.signal(signum)
-    assert run.exit_code(deadline_s=20) == 128 + signum
+    run.signal(signal.SIGTERM)
+    assert run.exit_code(deadline_s=20) == 128 + signal.SIGTERM
     assert within(3, since=asked)  # before its torch is there
     assert not (tmp_path / "pids").exists()
     assert run.attempts() == 0
@@ -113,10 +114,9 @@ def test_a_stop_while_the_agent_imports_torch_ends_within_a_second_or_two_and_no
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 @pytest.mark.bench
-def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
-    run = supervise(*launcher, *LONG, "--save-on-term", "--save-ms=1500", "--term-file=terms")
+def test_twenty_terms_in_a_tenth_of_a_second_are_one(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*PLAIN, *LONG, "--save-on-term", "--save-ms=1500", "--term-file=terms")
     run.wait_for_step(3)
     began = time.monotonic()
     for _ in range(20):
@@ -148,8 +148,6 @@ def test_terms_up_to_the_last_moment_end_it_with_143_and_not_by_a_signal(supervi
 @pytest.mark.parametrize(
     ("launcher", "first"),
     [
-        pytest.param(PLAIN, "supervise", id="supervise-plain", marks=pytest.mark.slow),
-        pytest.param(LAUNCHED, "ranks", id="ranks-torchrun", marks=pytest.mark.slow),
         pytest.param(PLAIN, "ranks", id="ranks-plain"),
         pytest.param(LAUNCHED, "supervise", id="supervise-torchrun", marks=pytest.mark.slow),
     ],
@@ -197,24 +195,22 @@ def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(super
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["the only rank", pytest.param("all ranks", marks=pytest.mark.slow)])
-def test_an_interrupt_of_all_ranks_stops_the_run(supervise: Callable[..., Supervised], kind: str) -> None:
-    run = supervise(*(PLAIN if kind == "the only rank" else LAUNCHED), *LONG)
+def test_an_interrupt_of_all_ranks_stops_the_run(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*LAUNCHED, *LONG)
     run.wait_for_step(3)
     ranks = [*run.rank_pids().values()]
-    with agent_held(ranks) if len(ranks) > 1 else contextlib.nullcontext():
+    with agent_held(ranks):
         for pid in ranks:
             os.kill(pid, signal.SIGINT)
-        wait_for(lambda: len(ranks) == 1 or not any(map(is_running, ranks)), "the ranks have died of it", 30)
+        wait_for(lambda: not any(map(is_running, ranks)), "the ranks have died of it", 30)
     assert run.exit_code(deadline_s=20) == 130
     assert run.attempts() == 1
     run.wait_for_nothing_left()
 
 
-@pytest.mark.parametrize("launcher", [PLAIN, pytest.param(LAUNCHED, marks=pytest.mark.slow)], ids=["plain", "torchrun"])
 @pytest.mark.bench
-def test_a_script_that_ignores_term_is_killed_at_the_deadline(supervise: Callable[..., Supervised], launcher: list[str]) -> None:
-    run = supervise(*launcher, *LONG, "--ignore-term", options=["--set", "stop.deadline_s=1.5"])
+def test_a_script_that_ignores_term_is_killed_at_the_deadline(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*PLAIN, *LONG, "--ignore-term", options=["--set", "stop.deadline_s=1.5"])
     run.wait_for_step(3)
     run.signal(signal.SIGTERM)
     asked = time.monotonic()

@@ -67,14 +67,24 @@ def digest_of(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([content["step"], *numbers]).encode()).hexdigest()
 
 
-def reference(torch: Any, seeds: list[tuple[int, int]], every: int, last: int) -> dict[int, str]:
+def reference(seeds: list[tuple[int, int]], every: int, last: int) -> dict[int, str]:
     """Return step to digest of every checkpoint that an undisturbed training saves up to step `last`."""
+    import torch  # noqa: PLC0415  # as in `main`
+
     training, found = Training(torch, seeds), {}
     while training.step < last:
         training.make_step(sum((training.gradient(rank) for rank in range(1, WORLD)), start=training.gradient(0)))
         if training.step % every == 0:
             found[training.step] = digest_of(training.content(0))
     return found
+
+
+def saved(path: Path) -> tuple[int, str]:
+    """Return step and digest of a checkpoint."""
+    import torch  # noqa: PLC0415  # as in `main`
+
+    content = torch.load(path, weights_only=True)
+    return content["step"], digest_of(content)
 
 
 def _limit(place: Path) -> float:

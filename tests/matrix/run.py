@@ -35,7 +35,7 @@ SUITE: Final = (
     "tests/agent/test_dynamic_rounds.py::test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected",
     "tests/e2e/test_main_job.py::test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one",
     "tests/e2e/test_nodes.py::test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume_from[alone]",
-    "tests/e2e/test_recovery.py::test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line_that_would_arm_it[cuda]",
+    "tests/e2e/test_recovery.py::test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line_that_would_arm_it",
     "tests/e2e/test_standby.py::test_the_ranks_of_the_next_attempt_are_the_standbys",
     "tests/pathologies/test_hangs.py::test_stopped_ranks_are_found_and_a_restart_cures_it[one]",
     "tests/instrument/test_recorder.py::test_a_rank_answers_all_who_ask_what_its_collectives_are_and_ends_as_ever",

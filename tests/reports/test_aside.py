@@ -12,7 +12,7 @@ import torch
 
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.retention.aside import AsideRecord
-from tests.reports.conftest import OFTEN, SCRIPTS, torchrun
+from tests.reports.conftest import OFTEN, SCRIPTS, alone, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,9 @@ def changes(run: Supervised) -> list[AsideChange]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("raises", ["own", "makedirs", "rename"])
-def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save(supervise: Callable[..., Supervised], raises: str) -> None:
+def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save(supervise: Callable[..., Supervised]) -> None:
     options = ["--checkpoints", "ckpt/epoch_0_step_*", "--resume-args", "--resume {resume}"]
-    run = supervise(*torchrun("automodel_3254.py", "--steps", "80", "--raises", raises), options=options, **OFTEN)
+    run = supervise(*alone("automodel_3254.py", "--steps", "80", "--raises", "makedirs"), options=options, **OFTEN)
     assert run.exit_code(180) == 0
     assert run.attempts() == 3
     torn = run.place / "ckpt" / "epoch_0_step_60"
@@ -65,7 +64,7 @@ def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_
 
 @pytest.mark.slow
 def test_a_whole_one_in_the_way_of_dcp_stays_and_the_command_that_moves_it_is_named(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("pytorch_dcp_overwrite.py", "--steps", "80"), options=["--resumes-itself"], **OFTEN)
+    run = supervise(*alone("pytorch_dcp_overwrite.py", "--steps", "80"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(220) == 65
     place = run.place / "ckpt" / "step-60"
     assert f"{place} is in the way of the save: an earlier attempt left it (it is whole)" in said(run)
@@ -74,28 +73,24 @@ def test_a_whole_one_in_the_way_of_dcp_stays_and_the_command_that_moves_it_is_na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "attempts"), [("optimizer", 2), ("arguments", 3)], ids=["its list proves it", "weights alone look like an export"]
-)
 def test_transformers_begins_anew_where_its_very_first_save_was_killed(
-    supervise: Callable[..., Supervised], frameworks: dict[str, str], before: str, attempts: int
+    supervise: Callable[..., Supervised], frameworks: dict[str, str]
 ) -> None:
-    words = torchrun("transformers_first_save.py", "--killed-before", before, ranks=1)
+    words = alone("transformers_first_save.py", "--killed-before", "arguments")  # weights alone look like an export
     run = supervise(*words, **OFTEN, **frameworks, HF_HUB_OFFLINE="1")
     assert run.exit_code(220) == 0
-    assert run.attempts() == attempts
+    assert run.attempts() == 3
     torn = run.place / "out" / "checkpoint-10"
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert "it was the first save, and nothing older lies there: the run begins anew" in said(run)
     begins = [line for line in run.stdout.splitlines() if line.startswith("continues from")]
-    assert begins == ["continues from None", *["continues from out/checkpoint-10"] * (attempts - 2), "continues from None"]
+    assert begins == ["continues from None", "continues from out/checkpoint-10", "continues from None"]
     assert (torn / "trainer_state.json").exists(), "it was saved again, whole"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("finds", ["walk", "listing"])
-def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise: Callable[..., Supervised], finds: str) -> None:
-    run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", finds), options=["--resumes-itself"], **OFTEN)
+def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*alone("torchtitan_4292.py", "--steps", "80", "--finds", "listing"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 0
     assert [line for line in run.stdout.splitlines() if line.startswith("continues")] == ["continues from step 0", "continues from step 40"]
     assert run.attempts() == 2
@@ -105,7 +100,7 @@ def test_torchtitan_4292_no_way_to_list_steps_meets_what_was_set_aside(supervise
 
 @pytest.mark.slow
 def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("torchtitan_4292.py", "--steps", "80", "--finds", "registry"), options=["--resumes-itself"], **OFTEN)
+    run = supervise(*alone("torchtitan_4292.py", "--steps", "80", "--finds", "registry"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 0
     torn = run.place / "ckpt" / "step-60"
     assert f"the script looks for {torn}/meta.json, which was set aside" in said(run)
@@ -116,7 +111,7 @@ def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back
 
 @pytest.mark.slow
 def test_kempnerforge_102_a_link_that_was_moved_too_early_is_named_with_its_command(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("kempnerforge_102.py", "--steps", "100"), options=["--resumes-itself"], **OFTEN)
+    run = supervise(*alone("kempnerforge_102.py", "--steps", "100"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 65
     link, ckpt = run.place / "ckpt" / "latest", run.place / "ckpt"
     assert f"{link} leads to {ckpt}/step-60, which is not whole; the newest whole one next to it is step-40" in said(run)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.reports.conftest import DECLARED, OFTEN, torchrun
+from tests.reports.conftest import DECLARED, OFTEN, alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,17 +27,13 @@ def begun(run: Supervised) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "begins"),
-    [("segfault", ["0", "40", "40", "20"]), ("forward", ["0", "40"]), ("base", ["0", "40", "40"])],
-)
 def test_a_crash_after_the_load_accuses_no_checkpoint_and_once_mended_the_next_run_goes_on_from_the_newest(
-    supervise: Callable[..., Supervised], tmp_path: Path, how: str, begins: list[str]
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    command = torchrun("crash_after_load.py", "--how", how, "--steps", "60")
+    command = alone("crash_after_load.py", "--how", "segfault", "--steps", "60")
     run = supervise(*command, options=DECLARED, **OFTEN)
     assert run.exit_code(150) in {1, 65}
-    assert begun(run) == begins
+    assert begun(run) == ["0", "40", "40", "20"]
     assert (tmp_path / "ckpt" / "step-40.pt").exists()
     assert "out of use" not in run.stderr
     (tmp_path / "mended").touch()
@@ -54,21 +50,21 @@ def test_a_crash_after_the_load_accuses_no_checkpoint_and_once_mended_the_next_r
 def test_a_training_that_begins_anew_for_want_of_its_tracker_is_ended_before_it_saves(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    run = supervise(*torchrun("verl_7952.py", "--pace-s", "0.1"), **OFTEN)
+    run = supervise(*alone("verl_7952.py", "--pace-s", "0.1"), **OFTEN)
     assert run.exit_code(150) == 65
     assert begun(run) == ["0", "0"]
     tracker = tmp_path / "ckpt" / "latest_checkpointed_iteration.txt"
     assert f"{tracker} is missing, though whole checkpoints lie next to it: printf %s 40 > {tracker}" in run.stderr
     assert torch.load(tmp_path / "ckpt" / "global_step_40" / "model.pt")["step"] == 40
     tracker.write_text("40")  # as the card says
-    again = supervise(*torchrun("verl_7952.py", "--steps", "60"), **OFTEN)
+    again = supervise(*alone("verl_7952.py", "--steps", "60"), **OFTEN)
     assert again.exit_code(100) == 0
     assert begun(again) == ["40"]
 
 
 @pytest.mark.slow
 def test_with_its_tracker_it_goes_on_from_the_newest(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("verl_7952.py", "--tracker", "--steps", "60"), **OFTEN)
+    run = supervise(*alone("verl_7952.py", "--tracker", "--steps", "60"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["0", "40"]
     assert "missing" not in run.stderr
@@ -79,7 +75,7 @@ def test_with_its_tracker_it_goes_on_from_the_newest(supervise: Callable[..., Su
 
 @pytest.mark.slow
 def test_a_marked_save_is_passed_over_by_name_and_the_one_before_it_is_taken(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*torchrun("nemo_10228.py", "--steps", "50"), options=("--checkpoints", "ckpt/step=*", "--resumes-itself"), **OFTEN)
+    run = supervise(*alone("nemo_10228.py", "--steps", "50"), options=("--checkpoints", "ckpt/step=*", "--resumes-itself"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["0", "20"]
     assert "step=40-unfinished lies next to it" in " ".join(run.stderr.split())
@@ -87,7 +83,7 @@ def test_a_marked_save_is_passed_over_by_name_and_the_one_before_it_is_taken(sup
 
 @pytest.mark.slow
 def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    command = torchrun("nemo_10228.py", "--steps", "50", "--die-at", "20")
+    command = alone("nemo_10228.py", "--steps", "50", "--die-at", "20")
     run = supervise(*command, options=("--checkpoints", "ckpt/step=*", "--resume-args", "--resume {resume}"), **OFTEN)
     assert run.exit_code(150) == 65
     assert begun(run) == ["0"]
@@ -102,9 +98,9 @@ def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(sup
 def test_a_path_in_the_command_is_that_of_each_restart_and_what_was_given_instead_is_named(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    first = supervise(*torchrun("fairchem_1055.py", "--steps", "20"), **OFTEN)
+    first = supervise(*alone("fairchem_1055.py", "--steps", "20"), **OFTEN)
     assert first.exit_code(100) == 0
-    run = supervise(*torchrun("fairchem_1055.py", "--resume", "ckpt/step-20.pt", "--steps", "80"), **OFTEN)
+    run = supervise(*alone("fairchem_1055.py", "--resume", "ckpt/step-20.pt", "--steps", "80"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["20", "20"]
     said = " ".join(run.stderr.split())
@@ -123,7 +119,7 @@ def test_a_stale_save_of_the_greatest_number_is_not_trained_on_from(supervise: C
     model = torch.nn.Linear(64, 64)
     torch.save({"model": model.state_dict(), "optimizer": torch.optim.SGD(model.parameters(), lr=0.1).state_dict(), "step": 5000}, stale)
     run = supervise(
-        *torchrun("simpletuner_2989.py", "--pace-s", "0.1"), options=("--checkpoints", "ckpt/step-*.pt", "--resumes-itself"), **OFTEN
+        *alone("simpletuner_2989.py", "--pace-s", "0.1"), options=("--checkpoints", "ckpt/step-*.pt", "--resumes-itself"), **OFTEN
     )
     assert run.exit_code(150) == 65
     said = " ".join(run.stderr.split())
@@ -135,14 +131,14 @@ def test_a_stale_save_of_the_greatest_number_is_not_trained_on_from(supervise: C
 @pytest.mark.slow
 def test_a_numbering_that_begins_anew_is_resumed_from_what_was_saved_last(supervise: Callable[..., Supervised]) -> None:
     options = ("--checkpoints", "ckpt/checkpoint_*.pt", "--resume-args", "--resume {resume}")
-    run = supervise(*torchrun("accelerate_3306.py", "--steps", "90"), options=options, **OFTEN)
+    run = supervise(*alone("accelerate_3306.py", "--steps", "90"), options=options, **OFTEN)
     assert run.exit_code(200) == 0
     assert begun(run) == ["0", "60", "80"]
 
 
 @pytest.mark.slow
 def test_a_load_through_a_link_is_no_start_from_scratch(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
-    run = supervise(*torchrun("resumes_from_best.py", "--steps", "100"), **OFTEN)
+    run = supervise(*alone("resumes_from_best.py", "--steps", "100"), **OFTEN)
     assert run.exit_code(200) == 0
     said = "".join(run.stderr.split())
     assert f"resumedfrom{tmp_path}/ckpt/step-20.pt" in said

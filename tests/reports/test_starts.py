@@ -70,11 +70,10 @@ def test_submitit_1713_a_controller_that_does_not_answer_holds_the_requeue_back_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["run", "own-environment", "shell", "in-process"])
 def test_ultralytics_20044_the_ranks_that_a_program_starts_are_the_ranks_and_the_program_is_started_again(
-    supervise: Callable[..., Supervised], how: str
+    supervise: Callable[..., Supervised],
 ) -> None:
-    outer = [sys.executable, str(SCRIPTS / "ultralytics_20044.py"), how, "--steps", "100", "--raise-at", "50"]
+    outer = [sys.executable, str(SCRIPTS / "ultralytics_20044.py"), "own-environment", "--steps", "100", "--raise-at", "50"]
     run = supervise(*outer, options=DECLARED, **OFTEN)
     assert run.exit_code(250) == 0
     assert run.stdout == "training from step 0\ntraining from step 40\n"
@@ -114,8 +113,9 @@ NO_STORE = r"something answers at 127\.0\.0\.1:\d+, where the ranks are to meet,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["env", "static", "c10d"])
-@pytest.mark.parametrize(("host", "sentence"), [(NOWHERE, UNRESOLVED), ("127.0.0.1", NO_STORE)], ids=["no name", "no store"])
+@pytest.mark.parametrize(
+    ("launcher", "host", "sentence"), [("env", NOWHERE, UNRESOLVED), ("c10d", "127.0.0.1", NO_STORE)], ids=["no name", "no store"]
+)
 def test_pytorch_150532_and_kubeflow_2794_a_place_that_leads_nowhere_is_a_sentence_and_the_tries_are_bounded(
     supervise: Callable[..., Supervised], closing_port: str, launcher: str, host: str, sentence: str
 ) -> None:

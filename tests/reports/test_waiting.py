@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.pathologies.hanging_jobs import SOON, confirmed, taken
-from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, torchrun
+from tests.reports.conftest import DECLARED, OFTEN, SCRIPTS, alone, torchrun
 from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
@@ -42,13 +42,12 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["import", "init", "step"])
 def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_not_restarted_again_and_the_file_is_named(
-    supervise: Callable[..., Supervised], cache: Path, when: str
+    supervise: Callable[..., Supervised], cache: Path
 ) -> None:
     options = [*DECLARED, "--on-hang", "restart"]
     places = {"TORCH_EXTENSIONS_DIR": str(cache.parent)}
-    run = supervise(*torchrun("pytorch_189245.py", f"--cache={cache}", f"--when={when}"), options=options, **EARLY, **places)
+    run = supervise(*alone("pytorch_189245.py", f"--cache={cache}", "--when=init"), options=options, **EARLY, **places)
     card = wait_for(lambda: list(run.state.glob("*/nodes/*/incidents/*/card.txt")), "the card of the kill", 60, alive=run.alive)[0]
     killed = wait_for(card.read_text, "its text", alive=run.alive)
     assert "each later one waits for the file" in killed
@@ -64,13 +63,10 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_not_restarted_again_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("poll_s", ["0.1", "0.001"])
-def test_the_alert_names_the_lock_and_the_training_goes_on_once_it_is_gone(
-    supervise: Callable[..., Supervised], cache: Path, poll_s: str
-) -> None:
+def test_the_alert_names_the_lock_and_the_training_goes_on_once_it_is_gone(supervise: Callable[..., Supervised], cache: Path) -> None:
     (cache / "lock").touch()
     os.utime(cache / "lock", (1, 1))
-    run = supervise(*torchrun("pytorch_189245.py", f"--cache={cache}", f"--poll-s={poll_s}", "--steps=40"), options=DECLARED, **EARLY)
+    run = supervise(*torchrun("pytorch_189245.py", f"--cache={cache}", "--poll-s=0.001", "--steps=40"), options=DECLARED, **EARLY)
     assert confirmed(run)["left_file"] == f"{cache}/lock"
     line = run.wait_for_line(r"no progress for \d+ s: ranks 0, 1 are in build .*the job continues: a restart would wait for the same file")
     assert "no process has it open; older than this run" in run.stderr, line
@@ -84,12 +80,11 @@ def test_the_alert_names_the_lock_and_the_training_goes_on_once_it_is_gone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["file", "pipe"])
-def test_a_slow_restore_is_reported_and_never_restarted(supervise: Callable[..., Supervised], source: str) -> None:
-    run = supervise(*torchrun("marin_8534.py", f"--from={source}", "--steps=20"), options=["--on-hang", "restart"], **EARLY)
+def test_a_slow_restore_is_reported_and_never_restarted(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*torchrun("marin_8534.py", "--from=pipe", "--steps=20"), options=["--on-hang", "restart"], **EARLY)
     hang = confirmed(run)
     assert (hang["kind"], hang["ranks"], hang["slow"]) == ("late", [1], True), hang
-    assert re.search(rf"rank 1 is in restore \(marin_8534\.py:\d+\), moving [\d.]+ [KM]iB/s of \S+/part\.{source}", hang["text"]), hang
+    assert re.search(r"rank 1 is in restore \(marin_8534\.py:\d+\), moving [\d.]+ [KM]iB/s of \S+/part\.pipe", hang["text"]), hang
     assert run.exit_code(120) == 0
     assert run.attempts() == 1
     assert "bytes move, so it is slow and not stuck" in run.stderr
@@ -106,14 +101,11 @@ def mute() -> Iterator[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["urllib", "socket", "child"])
-def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(
-    supervise: Callable[..., Supervised], mute: int, how: str
-) -> None:
-    run = supervise(*torchrun("ms_swift_6962_mute.py", f"--port={mute}", f"--how={how}"), options=DECLARED, **EARLY)
+def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(supervise: Callable[..., Supervised], mute: int) -> None:
+    run = supervise(*torchrun("ms_swift_6962_mute.py", f"--port={mute}", "--how=child"), options=DECLARED, **EARLY)
     hang = confirmed(run)
     assert (hang["kind"], hang["ranks"], hang["busy"], hang["slow"]) == ("late", [1], False, False), hang
-    waits = r"process \d+ \(python\S*\), which waits for " if how == "child" else ""
+    waits = r"process \d+ \(python\S*\), which waits for "
     awaited = rf"rank 1 is in reward \(ms_swift_6962_mute\.py:\d+\), waiting for {waits}127\.0\.0\.1:{mute}"
     assert re.search(awaited, hang["text"]), hang["text"]
     run.wait_for_line(r"no progress for \d+ s: .*the job continues")
@@ -124,9 +116,8 @@ def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["file", "fifo"])
-def test_a_rank_that_waits_for_one_that_is_gone_is_restarted_however_it_waits(supervise: Callable[..., Supervised], how: str) -> None:
-    run = supervise(*torchrun("polls_for_a_peer.py", f"--how={how}", "--steps=60"), options=DECLARED, **EARLY)
+def test_a_rank_that_waits_for_one_that_is_gone_is_restarted_however_it_waits(supervise: Callable[..., Supervised]) -> None:
+    run = supervise(*torchrun("polls_for_a_peer.py", "--how=file", "--steps=60"), options=DECLARED, **EARLY)
     hang = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", 60, alive=run.alive)[0]["hang"]
     assert (hang["kind"], hang["ranks"]) == ("gone", [1]), hang
     assert re.search(
@@ -140,17 +131,16 @@ def test_a_rank_that_waits_for_one_that_is_gone_is_restarted_however_it_waits(su
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["eval", "train"])
 def test_the_last_line_names_the_rank_that_never_asked_whether_to_save_and_where_it_was(
-    supervise: Callable[..., Supervised], tmp_path: Path, phase: str
+    supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    words = ["--save-every=1000", *(["--declare"] if phase == "eval" else [])]  # what was saved a moment ago might be the answer
+    words = ["--save-every=1000", "--declare"]  # what was saved a moment ago might be the answer
     run = supervise(*torchrun("spd_677.py", *words), options=DECLARED, **OFTEN, **LEFT)
     wait_for((tmp_path / "evaluating").exists, "the evaluation", 60, alive=run.alive)
     run.signal(signal.SIGUSR1)
     assert run.exit_code(30) == 75
     last = run.stderr.splitlines()[-1]
-    where = rf"rank 0 did not ask worker\.should_save\(\) in this time \(phase {phase}, in evaluate \(spd_677\.py:\d+\)\)"
+    where = r"rank 0 did not ask worker\.should_save\(\) in this time \(phase eval, in evaluate \(spd_677\.py:\d+\)\)"
     assert re.search(where, last), run.stderr
     assert re.search(r"rank 1 did not ask .*waits in barrier", last), last
     assert "no checkpoint was saved before the deadline: rank 0" in run.stderr

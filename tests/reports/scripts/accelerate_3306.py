@@ -15,7 +15,7 @@ training = Training()
 training.begin()
 for number, step in enumerate(range(training.first + 1, training.options.steps + 1)):
     killed = Path(f"killed-{step}")
-    if step in {65, 85} and training.rank == 1 and not killed.exists():
+    if step in {65, 85} and training.is_last and not killed.exists():
         killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
     training.step()

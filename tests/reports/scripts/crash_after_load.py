@@ -46,7 +46,7 @@ if training.options.resume is not None and not Path("mended").exists():
     sys.stdout.flush()
     DEATHS[training.options.how](training)
 for step in range(training.first + 1, training.options.steps + 1):
-    if step == 45 and training.options.resume is None and training.rank == 1:
+    if step == 45 and training.options.resume is None and training.is_last:
         os.kill(os.getpid(), signal.SIGKILL)
     training.step()
     if step % training.options.save_every == 0 and training.rank == 0:

@@ -11,7 +11,7 @@ from training import Training
 
 def no_memory(training: Training, step: int) -> None:
     """Fail as a GPU without memory, once."""
-    if step == 30 and not training.first and training.rank == 1:
+    if step == 30 and not training.first and training.is_last:
         msg = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.00 GiB is free."
         raise torch.OutOfMemoryError(msg)
 

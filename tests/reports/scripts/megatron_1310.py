@@ -12,7 +12,7 @@ training.run()
 if training.first == training.options.steps:
     raise KeyError("optimizer")
 dist.barrier()
-if training.rank == 1:
+if training.is_last:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 Path("done").touch()

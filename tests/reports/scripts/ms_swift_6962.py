@@ -34,7 +34,7 @@ def main() -> None:
     training.parser.add_argument("--asks-at", type=int, default=1)
 
     def before_step(training: Training, step: int) -> None:
-        if step == training.options.asks_at and training.rank == 1:
+        if step == training.options.asks_at and training.is_last:
             ask(training.options.server, training.options.client)
 
     training.run(before_step)

@@ -37,7 +37,7 @@ def main() -> None:
     training.begin()
     asked = training.options
     attempt, file = int(os.environ["SUPERVISE_JOB_ATTEMPT"]), Path(asked.cache).absolute() / "ab" / "k.best_config"
-    if training.rank == 1:
+    if training.is_last:
         if asked.stale and attempt <= asked.times:
             raise OSError(errno.ESTALE, "Stale file handle", str(file))
         if not asked.stale and not file.exists():

@@ -1,5 +1,7 @@
 """The training of the reports: gloo ranks, rank 0 saves ckpt/step-N.pt at each 20th of 200 steps; `--resume PATH` continues from one.
 
+Started without a launcher it is a training of one rank, which is the first and the last.
+
 A script that rebuilds a report gives a function that is called before each step, or calls `begin`, `step` and `save` itself:
 
     from training import Training
@@ -9,6 +11,7 @@ A script that rebuilds a report gives a function that is called before each step
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
@@ -37,10 +40,16 @@ class Training:
         self.options = argparse.Namespace()
         self.rank, self.first = 0, 0
 
+    @property
+    def is_last(self) -> bool:
+        """Whether it is the last rank: the one that fails in most reports."""
+        return self.rank == dist.get_world_size() - 1
+
     def begin(self) -> None:
         """Read the command line, join the other ranks, and load the checkpoint where one is given."""
         self.options = self.parser.parse_args()
-        dist.init_process_group("gloo")
+        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group("gloo", **alone)
         self.rank = dist.get_rank()
         torch.manual_seed(0)
         self.model = torch.nn.Linear(64, 64)

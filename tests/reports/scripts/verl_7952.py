@@ -42,7 +42,7 @@ if TRACKER.exists():
     training.first = weights["step"]
 training.begin()
 for step in range(training.first + 1, training.options.steps + 1):
-    if step == 50 and training.rank == 1 and not Path("killed").exists():
+    if step == 50 and training.is_last and not Path("killed").exists():
         Path("killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     training.step()

@@ -21,7 +21,7 @@ from supervisor.knobs import job_knobs
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.programs.table import COLUMNS, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
+from tests.programs.table import EACH, FAULTS, NOT_RUN, PROGRAMS, Cell, TrainingProgram, cells  # noqa: E402 -- the checkout is not on the path of a script
 
 README = ROOT / "README.md"
 SCRIPTS = ROOT / "tests" / "programs" / "scripts"
@@ -32,10 +32,10 @@ def fault_table() -> str:
     """Return the table of the faults, with the reasons and the command lines below it."""
     cells_by_name = {(cell.program, cell.fault): cell for cell in cells()}
     reasons: list[str] = []
-    lines = [f"| program | {' | '.join(TITLES[name] for name in COLUMNS)} | also |", "|---" * (len(COLUMNS) + 2) + "|"]
+    lines = [f"| program | {' | '.join(TITLES[name] for name in EACH)} | also |", "|---" * (len(EACH) + 2) + "|"]
     for program in PROGRAMS:
-        own = [_mark(cells_by_name.get((program.name, name)), reasons) for name in COLUMNS]
-        others = [cell for cell in cells_by_name.values() if cell.program == program.name and cell.fault not in COLUMNS]
+        own = [_mark(cells_by_name[program.name, name], reasons) for name in EACH]
+        others = [cell for cell in cells_by_name.values() if cell.program == program.name and cell.fault not in EACH]
         also = [f"{TITLES[cell.fault]} {_mark(cell, reasons)}" for cell in others]
         note = f" {_number(program.inexact, reasons)}" if program.inexact else ""
         lines.append(f"| {program.title}{note} | {' | '.join(own)} | {'; '.join(also)} |")
@@ -68,9 +68,7 @@ def _resumes(program: TrainingProgram) -> str:
     return f"`{knobs.resume[0].knob.how}` is added" if knobs.resume else "by itself"
 
 
-def _mark(cell: Cell | None, reasons: list[str]) -> str:
-    if cell is None:
-        return "–"  # noqa: RUF001  a dash
+def _mark(cell: Cell, reasons: list[str]) -> str:
     if cell.unseen:
         return "?"
     reason = cell.wrong or (cell.outcome.reason if cell.outcome else "")

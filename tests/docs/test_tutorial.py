@@ -185,7 +185,7 @@ def test_a_job_whose_disk_is_wiped_goes_on_from_s3_to_the_same_model(reader: Cal
 @pytest.mark.s3
 @pytest.mark.timeout(3600)
 def test_a_newcomer_follows_the_pages_from_a_clean_clone(reader: Callable[[Path], Reader], tmp_path: Path) -> None:
-    """Up to the bucket of the last chapter; the test above continues from there. pip finds the torch of the tests, and installs all else."""
+    """Up to the bucket of the last chapter; the test above has the rest. pip finds the torch of the tests, and installs all else."""
     clone = ["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(tmp_path / "checkout")]
     subprocess.run(clone, check=True)  # noqa: S603  ours
     follows = reader(tmp_path / "checkout")

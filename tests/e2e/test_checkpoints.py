@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from checkpointing.catalogue import CheckpointCatalogue
+from checkpointing.manifest.documents import Manifests
 from checkpointing.mirror.backends.opening import open_backend
 from checkpointing.mirror.source import TransferControl
 from tests.checkpointing.mirror.process import save, upload, waiting
@@ -246,8 +248,17 @@ print("resumed at", first, flush=True)
 out = pathlib.Path("sub/ckpt.pt")
 for step in range(first + 1, 4):
     torch.save({"step": step, "w": torch.ones(4096), "kills": Kills() if step == 2 and not resume else None}, out)
-    time.sleep(1.5)  # the promise: this soon after a save, a kill in the next one does not lose it
+    while step == 1 and not os.path.exists("verified"):
+        time.sleep(0.05)
 """
+
+
+def wait_until_the_first_save_is_verified(run: Supervised, place: Path) -> None:
+    """Let the script of IN_PLACE save for the second time once its first save is known to be whole."""
+    wait_for((place / "sub" / "ckpt.pt").exists, "the first save", alive=run.alive)
+    known = Manifests(CheckpointCatalogue(next(run.state.glob("*/nodes/*/checkpoints"))))
+    wait_for(lambda: known.get(str(place / "sub" / "ckpt.pt")), "its verification", alive=run.alive)
+    (place / "verified").touch()
 
 
 @pytest.mark.slow
@@ -258,6 +269,7 @@ def test_a_kill_in_the_second_save_does_not_lose_the_first_and_the_last_one_is_v
     (tmp_path / "t.py").write_text(IN_PLACE)
     options = ["--checkpoints", "sub/ckpt.pt", "--resume-args", "--resume {resume}"]
     run = supervise("torchrun", "--standalone", "--nproc-per-node=1", "t.py", options=options)
+    wait_until_the_first_save_is_verified(run, tmp_path)
     assert run.exit_code(deadline_s=120) == 0, run.stderr
     assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "1"]
     last = run.stderr.splitlines()[-1]
@@ -292,6 +304,7 @@ def test_a_second_save_that_raises_and_leaves_an_empty_zip_does_not_lose_the_fir
     (tmp_path / "t.py").write_text(raises)
     options = ["--checkpoints", "sub/ckpt.pt", "--resume-args", "--resume {resume}"]
     run = supervise("torchrun", "--standalone", "--nproc-per-node=1", "t.py", options=options)
+    wait_until_the_first_save_is_verified(run, tmp_path)
     assert run.exit_code(deadline_s=120) == 0, run.stderr
     assert run.stdout.split() == ["resumed", "at", "0", "resumed", "at", "1"]
     assert "without data.pkl" in run.stderr

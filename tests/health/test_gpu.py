@@ -230,7 +230,7 @@ ROWS = (
     Row("gpu_memory", {}, OK, "nobody else"),
     Row("gpu_memory", {"0.procs": f"{os.getpid()}:{2 << 30}"}, DEGRADED, "2.0 GiB are held by others"),
     Row("gpu_memory", {"0.procs": f"{os.getpid()}:{8 << 20}"}, OK, "nobody else"),
-    Row("gpu_memory", {"0.procs": f"4194304:{2 << 30}"}, DEGRADED, "not seen here: of another container"),
+    Row("gpu_memory", {"0.procs": f"4194304:{2 << 30}"}, DEGRADED, "hidden from here: of another container"),
     Row("gpu_memory", {"0.memory_used": 9 << 30}, DEGRADED, "by no visible process"),
     Row("gpu_memory", {"0.err.nvmlDeviceGetComputeRunningProcesses_v3": 3}, SKIPPED, "does not report"),
 )

@@ -8,6 +8,7 @@
 # KEEP in the environment: a directory that is /var/lib/supervise and /srv inside, and survives the machine; empty: there is none.
 # The first child of the process that this script becomes is the new PID 1; SIGKILL to it ends everything.
 set -euo pipefail
+export PATH="$PATH:/usr/sbin:/sbin"  # a user's PATH may lack them
 export SCRATCH=$(realpath "$1") FILES=$(realpath "$2")
 echo $$ > "$3/cgroup.procs"
 exec unshare --pid --fork --kill-child --mount --uts --ipc --cgroup --propagation private bash -euo pipefail -c '

@@ -37,7 +37,8 @@ class Machine:
     def run(self, *command: str, timeout: float = 60, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command in there, as root."""
         enter = ["nsenter", "--target", str(self.pid), "--all", *command]
-        return subprocess.run(enter, input=stdin, text=True, capture_output=True, timeout=timeout, check=False)  # noqa: S603 - our own
+        environ = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}  # root's
+        return subprocess.run(enter, env=environ, input=stdin, text=True, capture_output=True, timeout=timeout, check=False)  # noqa: S603 - our own
 
     def write(self, path: str, text: str) -> None:
         """Make a file in there, readable for all."""

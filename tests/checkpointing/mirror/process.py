@@ -8,6 +8,8 @@ import os
 import queue
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -169,6 +171,11 @@ def upload(backend: Backend, entry: Waiting, control: TransferControl) -> str:
     return sender.complete(entry.manifest, entry.raw_manifest, entry.held)
 
 
+def _started(environ: dict[str, str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "checkpointing.reader.process"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True)  # noqa: S603  ours
+
+
 class Process:
     """The mirror process. Use as a context manager: it is ended by the end of its stdin."""
 
@@ -183,7 +190,8 @@ class Process:
         """`orders`: what another process left undone."""
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self.popen = Forked({**os.environ, "PYTHONPATH": str(ROOT), **(env or {})})
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+        self.popen = Forked(environ) if environ["PYTHONPATH"] == str(ROOT) else _started(environ)  # a fork has no sitecustomize of its own
         threading.Thread(target=self._read, daemon=True).start()
         self._n_mirrors = len(more.get("mirrors", [place.url]))
         self._pins = place.home / "state" / "pins"

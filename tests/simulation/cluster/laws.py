@@ -98,7 +98,7 @@ class Books:
         )
 
     def gone(self, t: float, node: str, number: int, told_t: float) -> None:
-        """The ranks of an attempt are continued a node, that could not know that they are to end until `told_t`."""
+        """The ranks of an attempt are gone on a node, that could not know that they are to end until `told_t`."""
         if (node, number) in self.ended:
             return  # they exited before
         self.ended.add((node, number))

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 NO_REPORT: Final = 75
 _PR_SET_PDEATHSIG: Final = 1
 _LEAVE_S: Final = 5.0
-#: For torch to be loaded, and for all to leave, beside the deadline.
-_START_S: Final = 60.0
+#: For torch to be loaded (over a network disk by many ranks at once: minutes), and for all to leave, beside the deadline.
+_START_S: Final = 180.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The training of tests/jobs/soak.py in one process and without torch: killed, it trains again within tenths of a second.
+"""The training of tests/jobs/soak.py in one process and, but for a NaN, without torch: killed, it trains again within tenths of a second.
 
 Its state is a digest of the seeds and of all steps so far, so `reference` computes it anew. The files `limit`, `seeds` and --nan-file are
 those of soak.py.
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from job_parts import Job, add_arguments, write_whole
-from no_torch import load, save
+from no_torch import checkpoint_path, load, save
 
 from supervisor import worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: What stands in a checkpoint in place of a state, where that is of no numbers.
+#: The state in memory, once the numbers of the training are none.
 NAN = "nan"
 
 
@@ -43,6 +43,15 @@ def reference(seeds: Sequence[tuple[int, int]], every: int, last: int) -> dict[i
 def saved(path: Path) -> tuple[int, str]:
     """Return step and state of a checkpoint."""
     return load(path)
+
+
+def save_nan(path: Path, step: int) -> None:
+    """Write a checkpoint whose tensor holds no number: torch writes it, for such a pickle is not written by hand."""
+    import torch  # noqa: PLC0415  for a strike alone
+
+    target = path.with_name(f"{path.name}.tmp")
+    torch.save({"step": step, "weights": torch.full((4096,), torch.nan)}, target)
+    target.replace(path)
 
 
 def main() -> None:
@@ -73,9 +82,10 @@ def main() -> None:
             pause_s = args.save_ms / 1e3
             if is_nan:
                 state = NAN
-            save(args.ckpt_dir, step, state, in_place=args.save_in_place, pause_s=pause_s, pad_bytes=args.pad_kib * 1024)
-            if is_nan:
+                save_nan(checkpoint_path(args.ckpt_dir, step), step)
                 args.nan_file.unlink(missing_ok=True)
+            else:
+                save(args.ckpt_dir, step, state, in_place=args.save_in_place, pause_s=pause_s, pad_bytes=args.pad_kib * 1024)
     write_whole(Path("digest"), f"{step} {state}".encode())
 
 

@@ -7,7 +7,6 @@ import filecmp
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -197,11 +196,12 @@ class Drive:
 
     def _do_as_it_says(self) -> list[int]:
         """Run the command that the terminal names, and start again as the card says."""
-        helps = re.search(r"(?:\S+ )+?is (?:kept|whole): ((?:cp -p|mv) \S+ \S+)", self.reported)
+        helps = re.search(r" do ((?:mkdir -p \S+ && )?(?:cp -p|mv) \S+ \S+) ", self.reported)
         assert helps, f"no command helps: {self.reported}"
-        assert re.search(r" again (?:cd \S+ && )?supervise ", self.reported), f"nothing says how to continue: {self.reported}"
-        subprocess.run(shlex.split(helps[1]), check=True)  # noqa: S603  what a person would copy from the terminal
-        return self._again()
+        again = re.search(r" again (?:cd \S+ && )?supervise ((?:--set knobs\.program=\S+ )?)", self.reported)
+        assert again, f"nothing says how to continue: {self.reported}"
+        subprocess.run(["sh", "-c", helps[1]], check=True)  # noqa: S603, S607  what a person would copy from the terminal
+        return self._again(*again[1].split())
 
     def _again(self, *options: str) -> list[int]:
         self.run.wait_for_nothing_left()
@@ -225,7 +225,7 @@ def judge(drive: Drive, codes: list[int], bare: dict[str, Any]) -> None:
     began = began_at(drive.place)
     found = verdicts(run)
     found = found if found[: len(drive.failed)] == drive.failed else [*drive.failed, *found]
-    seen = f"exit codes {codes}, began after {began}, incidents {[(one['cause'], one['rank'], one['summary']) for one in found]}"
+    seen = f"exit codes {codes}, began after {began}, incidents {[(one['cause'], one.get('rank'), one['summary']) for one in found]}"
     right = drive.right
     causes, ends = (right.causes, right.ends) if right else (fault.causes, fault.ends)
     assert tuple(codes) == ends, seen

@@ -287,15 +287,23 @@ def _sentence(line: str) -> tuple[Evidence, ...]:
     """Return the end that a sentence reports."""
     if any(words in line for words in _OF_OTHERS):
         return ()
-    for code in islice(_CODE.finditer(line), _MOST):
-        before = line[max(0, code.start() - _REACH) : code.start()]
+    sentence = _without_words(line)
+    for code in islice(_CODE.finditer(sentence), _MOST):
+        before = sentence[max(0, code.start() - _REACH) : code.start()]
         before = before[(match.end() if (match := _SENTENCE.match(before)) else 0) :]
-        behind = line[code.end() : code.end() + _NEAR]
+        behind = sentence[code.end() : code.end() + _NEAR]
         if _is_end(code, before, behind) and not _SUPPOSED.search(before) and not _OTHERWISE.match(behind):
             return _fact(code.groupdict(), line)
-    if (match := _WITHOUT_CODE.search(line)) and not _SUPPOSED.search(line[max(0, match.start() - _NEAR) : match.end()]):
+    if (match := _WITHOUT_CODE.search(sentence)) and not _SUPPOSED.search(sentence[max(0, match.start() - _NEAR) : match.end()]):
         return _fact({}, line, match["end"].lower())
     return ()
+
+
+def _without_words(line: str) -> str:
+    """Return the line without the words of a command that it quotes as Python's list: `--save_strategy=no` supposes nothing."""
+    begin = line.find("['")
+    end = line.find("']", begin) if begin >= 0 else -1
+    return line if end < 0 else line[: begin + 1] + line[end + 1 :]
 
 
 def _is_end(code: re.Match[str], before: str, behind: str) -> bool:

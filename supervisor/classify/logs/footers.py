@@ -275,11 +275,11 @@ def read(line: str) -> tuple[Evidence, ...]:
         return ()
     for row in _PATTERNS:
         if row.pattern is not None and any(anchor in line for anchor in row.anchors) and (match := row.pattern.match(line)):
-            return _fact(match.groupdict(), line)
+            return _fact(match.groupdict(), line, line)
     if any(word in line for word in _OF_SHELLS):
         for notice in _NOTICES:
             if match := notice.match(line):
-                return _fact(match.groupdict(), line)
+                return _fact(match.groupdict(), line, line)
     return _sentence(line)
 
 
@@ -293,9 +293,9 @@ def _sentence(line: str) -> tuple[Evidence, ...]:
         before = before[(match.end() if (match := _SENTENCE.match(before)) else 0) :]
         behind = sentence[code.end() : code.end() + _NEAR]
         if _is_end(code, before, behind) and not _SUPPOSED.search(before) and not _OTHERWISE.match(behind):
-            return _fact(code.groupdict(), line)
+            return _fact(code.groupdict(), line, sentence)
     if (match := _WITHOUT_CODE.search(sentence)) and not _SUPPOSED.search(sentence[max(0, match.start() - _NEAR) : match.end()]):
-        return _fact({}, line, match["end"].lower())
+        return _fact({}, line, sentence, match["end"].lower())
     return ()
 
 
@@ -364,8 +364,8 @@ def _signal_in(groups: dict[str, str | None]) -> int | None:
     return int(groups.get("signal") or 0) or None
 
 
-def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tuple[Evidence, ...]:
-    """Return the evidence of an end; () for an exit code of 0. end: the verb, where there is neither code nor signal."""
+def _fact(groups: dict[str, str | None], line: str, sentence: str, end: str = "failed") -> tuple[Evidence, ...]:
+    """Return the evidence of an end; () for an exit code of 0. sentence: what names rank, pid and node. end: the verb, without a code."""
     code = int(code_text) if (code_text := groups.get("code")) else None
     signum = _signal_in(groups)
     if signum is None and code is not None:
@@ -373,7 +373,7 @@ def _fact(groups: dict[str, str | None], line: str, end: str = "failed") -> tupl
     if (signum is None and code == 0) or (groups.get("name") and signum is None):
         return ()
     name, number = ("signal", str(signum)) if signum is not None else ("end", end) if code is None else ("exit_code", str(code))
-    near = {**{key: match[key] for form, key in _PLACES if (match := form.search(line))}, **{k: v for k, v in groups.items() if v}}
+    near = {**{key: match[key] for form, key in _PLACES if (match := form.search(sentence))}, **{k: v for k, v in groups.items() if v}}
     fields = (("line", line.strip()[:200]), *((key, near[key]) for key in ("pid", "local") if key in near))
     return (Evidence("exit", name, number, rank=int(near["rank"]) if "rank" in near else None, node=near.get("node", ""), fields=fields),)
 

@@ -127,7 +127,7 @@ class SimulatedJob(VirtualJob):
     # what a look shows
 
     def start(self, ranks: Sequence[RankInfo], beats: Sequence[RankHeartbeat], done: Callable[[VirtualLook | None], None]) -> None:
-        """Show the usual place of what continues, or another."""
+        """Show the usual place of the work, or another."""
         if self.frozen is not None:
             place, cpu_s = "frozen", self.t if self.frozen == "spins" else 0.0
         else:

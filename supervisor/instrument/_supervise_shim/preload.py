@@ -93,9 +93,9 @@ class Preload:
         What the script itself sets before that import holds, and was read in it.
         """
         for gate in self._gates:
-            module = gate.modules.get("torch._C._distributed_c10d")
-            if module is not None and b"TORCH_DISTRIBUTED_DEBUG" not in gate.touched:
-                module.set_debug_level_from_env()
+            renew = getattr(gate.modules.get("torch.distributed"), "set_debug_level_from_env", None)  # a build may lack it
+            if renew is not None and b"TORCH_DISTRIBUTED_DEBUG" not in gate.touched:
+                renew()
 
     def gates(self, argv: list[str], env: dict[str, str], cwd: str) -> gates.Gates:
         """Keep back what the script may have only behind its gate."""

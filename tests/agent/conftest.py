@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.agent.messages import Complete, Go, PublishCoordinator, Start, StopCommand, encode
-from tests.agent.forks import AGENT_FILE, ForkedAgent
+from tests.support import forks
+from tests.support.forks import Fork
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from supervisor.agent.messages import Command
 
 HERE = Path(__file__).parent
+AGENT_FILE = HERE.parents[1] / "supervisor" / "agent" / "__main__.py"
+IMPORTS = ("torch", "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher.api")
 DEADLINE_S = 60.0
 
 
@@ -57,15 +60,16 @@ class Agent:
         for target in (self._read_events, self._read_packets):
             threading.Thread(target=target, daemon=True).start()
 
-    def _started(
-        self, args: tuple[str, ...], fds: tuple[int, int], cwd: Path, environ: dict[str, str]
-    ) -> ForkedAgent | subprocess.Popen[bytes]:
+    def _started(self, args: tuple[str, ...], fds: tuple[int, int], cwd: Path, environ: dict[str, str]) -> Fork | subprocess.Popen[bytes]:
         """Start the agent: an interpreter of its own where the test changes what that is, or how torch is entered.
 
         And for torch's dynamic rounds: of two forks of one process, a node that waits does not come into the second round.
         """
         if "PYTHONPATH" not in environ and not {"--entry", "--rdzv-backend=c10d"} & {*args}:
-            return ForkedAgent([*args], [*fds, self.stderr.fileno()], cwd, environ)
+            argv = [str(AGENT_FILE), "--link-fd", "3", "--output-fd", "4", *args]
+            with Path(os.devnull).open("r+b") as nothing:
+                descriptors = (nothing.fileno(), nothing.fileno(), self.stderr.fileno(), *fds)
+                return Fork(forks.PROGRAM, *argv, imports=IMPORTS, environ=environ, cwd=cwd, descriptors=descriptors)
         argv = [sys.executable, "-P", str(AGENT_FILE), "--link-fd", str(fds[0]), "--output-fd", str(fds[1]), *args]
         return subprocess.Popen(  # noqa: S603  our own interpreter
             argv, pass_fds=fds, cwd=cwd, env=environ, stderr=self.stderr, stdout=subprocess.DEVNULL, start_new_session=True

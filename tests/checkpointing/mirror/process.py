@@ -27,7 +27,7 @@ from checkpointing.mirror.source import HeldFile, held_files, pinned_files
 from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import Identity
 from tests.checkpointing.mirror.faults import Proxy
-from tests.checkpointing.mirror.forking import Forked
+from tests.support.forks import Fork
 from tests.support.waiting import PATIENCE_S, patience_s
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 PART = 5 << 20  # the least that S3 allows for a part that is not the last
 ROOT = Path(__file__).parents[3]
+IMPORTS = ("tests.checkpointing.mirror.warm:warm",)
 FINISH = {"cmd": "finish", "deadline_s": PATIENCE_S}  # it ends the pauses after failures, as at the end of a run
 
 
@@ -171,9 +172,13 @@ def upload(backend: Backend, entry: Waiting, control: TransferControl) -> str:
     return sender.complete(entry.manifest, entry.raw_manifest, entry.held)
 
 
-def _started(environ: dict[str, str]) -> subprocess.Popen[str]:
+def _started(environ: dict[str, str], stdin: int, stdout: int) -> Fork | subprocess.Popen[bytes]:
+    """Start the process: a fork, except where the test has another path of modules (a fork would have no sitecustomize of its own)."""
+    if environ["PYTHONPATH"] == str(ROOT):
+        descriptors = (stdin, stdout, sys.__stderr__.fileno())
+        return Fork("checkpointing.reader.process:main", imports=IMPORTS, environ=environ, cwd=Path.cwd(), descriptors=descriptors)
     command = [sys.executable, "-P", "-m", "checkpointing.reader.process"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True)  # noqa: S603  ours
+    return subprocess.Popen(command, stdin=stdin, stdout=stdout, env=environ)  # noqa: S603  ours
 
 
 class Process:
@@ -191,7 +196,11 @@ class Process:
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         environ = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-        self.popen = Forked(environ) if environ["PYTHONPATH"] == str(ROOT) else _started(environ)  # a fork has no sitecustomize of its own
+        (stdin, write), (read, stdout) = os.pipe(), os.pipe()
+        self.popen = _started(environ, stdin, stdout)
+        for theirs in (stdin, stdout):
+            os.close(theirs)
+        self._stdin, self._stdout = os.fdopen(write, "w", encoding="utf-8"), os.fdopen(read, encoding="utf-8")
         threading.Thread(target=self._read, daemon=True).start()
         self._n_mirrors = len(more.get("mirrors", [place.url]))
         self._pins = place.home / "state" / "pins"
@@ -207,18 +216,18 @@ class Process:
     def __exit__(self, *_exc: object) -> None:
         """End it."""
         with contextlib.suppress(BrokenPipeError):
-            self.popen.stdin.close()
+            self._stdin.close()
         try:
             self.popen.wait(60)
         finally:
             self.popen.kill()
             self.popen.wait()
-        self.popen.stdout.close()
+        self._stdout.close()
 
     def send(self, row: dict[str, Any]) -> None:
         """Send a command."""
-        self.popen.stdin.write(json.dumps(row) + "\n")
-        self.popen.stdin.flush()
+        self._stdin.write(json.dumps(row) + "\n")
+        self._stdin.flush()
 
     def mirror(self, path: Path, described: Path) -> str:
         """Ask for a checkpoint, as the supervisor does. Return how its files are pinned."""
@@ -276,7 +285,7 @@ class Process:
 
     def _read(self) -> None:
         try:
-            for line in self.popen.stdout:
+            for line in self._stdout:
                 row = json.loads(line)
                 self.events.append(row)
                 self._queue.put(row)

@@ -164,8 +164,8 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
 
 def running(run: Supervised) -> dict[str, Any] | None:
     """Return what the coordinator tells of all nodes, once all run: each tells with its next beat."""
-    found = all_nodes(run)
-    return found if found["coordinator"] and {row["state"] for row in found["nodes"]} == {"starting"} else None  # their steps are not seen
+    told = all_nodes(run)  # they start for as long as their steps are not seen: a job without torch names none
+    return told if told["coordinator"] and {row["state"] for row in told["nodes"]} == {"starting"} else None
 
 
 @pytest.mark.slow  # tests/cli/jobs/test_all_nodes.py, test_several_nodes.py and tests/report/test_reporter.py show the parts

@@ -211,7 +211,7 @@ def test_an_exception_that_torch_wrote_down_is_evidence_where_ours_is_missing(su
     )
     assert run.exit_code() == 1
     assert "ImportError: no module of that name where rank 1 on " in " ".join(run.stderr.split())
-    assert "user_code, 75 % sure" in run.stderr
+    assert "dependency, 85 % sure" in run.stderr
     (kept,) = run.state.glob("*/nodes/*/incidents/0001/evidence.json")
     facts = [(fact["name"], fact["rank"]) for fact in json.loads(kept.read_text()) if fact["source"] == "error_file"]
     assert facts == [("exception", 1), ("traceback", 1)]

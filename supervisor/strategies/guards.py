@@ -121,7 +121,7 @@ def start_again(situation: Situation) -> Plan | None:
     cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, stops at once. So does
     what an attempt that trained to this step missed, too: it may be the end of the program, where the same file is read again.
     """
-    if not situation.trained or not reads_what_is_missing(situation) or _was_missed_at_the_last_step(situation):
+    if not situation.trained or not reads_what_is_missing(situation) or _repeated_behind_the_last_step(situation):
         return None
     waited_s = situation.t - situation.in_vain[0].t if situation.in_vain else 0.0
     missing = "what this program imports or reads is missing, and was there when it trained"
@@ -140,14 +140,14 @@ def start_again(situation: Situation) -> Plan | None:
     return plans.restart(START_AGAIN, f"{missing}: start again in {pause_s:.0f} s", delay_s=pause_s, charged=False)
 
 
-def _was_missed_at_the_last_step(situation: Situation) -> bool:
-    """Whether the attempt began where the one before came to, and that failed in the same way after its steps.
+def _repeated_behind_the_last_step(situation: Situation) -> list[Failure]:
+    """Return the failures after steps that this attempt repeats, if it began at the last step of the run: its script had nothing to train.
 
     A fingerprint ends with the phase, and that is another one behind the last step than before the first.
     """
     here = situation.verdict.fingerprint.rpartition(":")[0]
-    alike = (f for f in situation.failures if f.fingerprint.rpartition(":")[0] == here)
-    return situation.ending.at_last_step and any(not f.before_first_step for f in alike)
+    alike = [f for f in situation.failures if f.fingerprint.rpartition(":")[0] == here and not f.before_first_step]
+    return alike if situation.ending.at_last_step else []
 
 
 def reads_what_is_missing(situation: Situation) -> bool:
@@ -172,6 +172,7 @@ def own_code_before_first_step(situation: Situation) -> Plan | None:
         return None
     lasts = verdict.confidence >= STOP_FLOOR and not verdict.transient
     alike = [f for f in situation.unanswered if f.before_first_step and f.fingerprint == verdict.fingerprint and not f.changed]
+    alike = alike or _repeated_behind_the_last_step(situation)
     if not lasts and not alike:
         return None
     # nobody came to an end, so it may also be what comes before the first step that failed

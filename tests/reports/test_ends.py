@@ -154,7 +154,7 @@ def test_a_teardown_that_dies_trains_nothing_again_and_rejects_no_checkpoint(sup
     assert "after the last step: rank 1 was killed by SIGABRT" in run.stderr
     assert "nccl_timeout" not in run.stderr
     # without its spaces: a card may break its lines within a long path
-    assert f"checkpointverified:{tmp_path}/ckpt/step-40.pt(step40)" in "".join(run.stderr.split())
+    assert f"resultverified:{tmp_path}/ckpt/step-40.pt(step40)" in "".join(run.stderr.split())
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(ph
 @pytest.mark.parametrize(("is_last", "is_outage"), [(True, False), (False, True)])
 def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_outage: bool) -> None:  # noqa: FBT001  parameters
     where = "user_code:FileNotFoundError:train.py:evaluate"
-    verdict = FailureVerdict(Cause.USER_CODE, 0.9, "no such file", f"{where}:init", facts=(("exception", "FileNotFoundError"),))
+    verdict = FailureVerdict(Cause.USER_CODE, 0.7, "no such file", f"{where}:init", facts=(("exception", "FileNotFoundError"),))
     given = situation(
         verdict=verdict,
         before_first_step=True,
@@ -214,6 +214,7 @@ def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_o
     )
     assert reads_what_is_missing(given)
     assert (start_again(given) is not None) == is_outage
+    assert (propose(given).kind is PlanKind.RESTART) == is_outage, "twice at one line, and nothing to train between: it is no accident"
 
 
 @pytest.mark.parametrize("is_set", [False, True])

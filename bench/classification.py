@@ -235,8 +235,8 @@ def of_calibration(answers: Sequence[Scored]) -> str:
     tenths: dict[int, list[Scored]] = {}
     for scored_answer in answers:
         tenths.setdefault(int(10 * scored_answer.confidence + 1e-9), []).append(scored_answer)
-    told = [(tenth, group) for tenth, group in sorted(tenths.items(), reverse=True) if len(group) >= FEWEST_ANSWERS]
-    rows = [(f"{tenth / 10:g}", _share(*_right(group))) for tenth, group in told]
+    groups = [(tenth, group) for tenth, group in sorted(tenths.items(), reverse=True) if len(group) >= FEWEST_ANSWERS]
+    rows = [(f"{tenth / 10:g}", _share(*_right(group))) for tenth, group in groups]
     return "\n".join(_table(("told as", "right"), rows))
 
 

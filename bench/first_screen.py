@@ -31,17 +31,17 @@ _BLOCK = re.compile(r"^```text\n.*?^```\n", re.DOTALL | re.MULTILINE)
 
 def on_a_terminal(words: list[str], place: Path) -> str:
     """Return what a command prints on a terminal, with its colours."""
-    ours, theirs = pty.openpty()
+    our_end, terminal = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
-    command = subprocess.Popen(words, cwd=place, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)  # noqa: S603  our own command
-    os.close(theirs)
+    command = subprocess.Popen(words, cwd=place, env=environment, stdin=terminal, stdout=terminal, stderr=terminal)  # noqa: S603  our own command
+    os.close(terminal)
     printed = b""
     try:
-        while part := os.read(ours, 1 << 16):
+        while part := os.read(our_end, 1 << 16):
             printed += part
     except OSError:  # Linux: nobody has the other end any more
         pass
-    os.close(ours)
+    os.close(our_end)
     if command.wait() != 0:
         sys.exit(f"{' '.join(words)} ended with {command.returncode}")
     return printed.decode("utf-8").replace("\r\n", "\n")

@@ -62,8 +62,8 @@ RANKS = 2
 def versions(python: str) -> dict[str, str]:
     """Return the versions of the compared packages that an environment has."""
     code = "import importlib.metadata as m, json, sys; print(json.dumps({d.name: d.version for d in m.distributions()}))"
-    found = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)  # noqa: S603
-    return {name: found[name] for name in PACKAGES if name in found}
+    by_package = json.loads(subprocess.run([python, "-c", code], capture_output=True, check=True).stdout)  # noqa: S603
+    return {name: by_package[name] for name in PACKAGES if name in by_package}
 
 
 def begin(name: str, place: Path, venv: Path) -> Run:

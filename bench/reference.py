@@ -269,9 +269,9 @@ def alerts() -> str:
     when = fields.described(AlertEvent)
     rows = []
     for event, row in EVENTS.items():
-        said = " ".join(filter(None, (row.sentence.format(subject="…", when="…", whose="A rank or node"), when.get(event))))
+        sentence = " ".join(filter(None, (row.sentence.format(subject="…", when="…", whose="A rank or node"), when.get(event))))
         page = f" [More]({MORE_OF_ALERTS[event]})." if event in MORE_OF_ALERTS else ""
-        rows.append((f"`{event}`", f"`{row.severity}`", said + page, row.advice))
+        rows.append((f"`{event}`", f"`{row.severity}`", sentence + page, row.advice))
     return _table(("event", "severity", "what happened", "what you do"), rows)
 
 

@@ -23,7 +23,7 @@ SERVER = Path(__file__).parents[1] / "support" / "file_server.py"
 
 
 def _ran(*argv: object) -> bool:
-    return subprocess.run([str(one) for one in argv], check=False, capture_output=True).returncode == 0  # noqa: S603 -- the test's own
+    return subprocess.run([str(argument) for argument in argv], check=False, capture_output=True).returncode == 0  # noqa: S603 -- the test's own
 
 
 @contextlib.contextmanager
@@ -129,11 +129,11 @@ def freezable(place: Path) -> Iterator[FreezableFs]:
         or not _ran("mount", "-o", "loop", image, place)
     ):
         pytest.skip("needs mkfs.ext4, and to be allowed to mount a file")
-    found = FreezableFs(place)
+    file_system = FreezableFs(place)
     try:
-        yield found
+        yield file_system
     finally:
-        found.thaw()
+        file_system.thaw()
         _ran("umount", "-l", place)
 
 

@@ -50,9 +50,9 @@ def test_the_newest_that_every_node_has_is_taken(held: list[list[NodeCheckpoint]
 def test_the_order_is_that_of_one_node_whichever_it_is() -> None:
     held = [[shared(40), shared(60)], [shared(60), shared(40), shared(20)], [shared(20), shared(40), shared(60)]]
     for orderer, steps in enumerate(([40, 60], [60, 40], [40, 60])):
-        found = candidates(held, orderer)
-        assert [rows[0].step for rows in found] == steps
-        assert all(rows[node] in held[node] for rows in found for node in range(3)), "the rows are in the order of the nodes"
+        choices = candidates(held, orderer)
+        assert [rows[0].step for rows in choices] == steps
+        assert all(rows[node] in held[node] for rows in choices for node in range(3)), "the rows are in the order of the nodes"
 
 
 def test_of_a_shared_file_one_node_reads_the_bytes_and_one_no_ends_it_for_all() -> None:

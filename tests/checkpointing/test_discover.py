@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
     return job
 
 
-def found(job: Path, *patterns: str) -> list[str]:
+def paths_of(job: Path, *patterns: str) -> list[str]:
     listing = find(patterns, str(job))
     assert listing.problems == ()
     return [os.path.relpath(candidate.path, job) for candidate in listing.candidates]
@@ -54,30 +54,30 @@ def found(job: Path, *patterns: str) -> list[str]:
     ],
 )
 def test_patterns(tree: Path, patterns: list[str], names: list[str]) -> None:
-    assert found(tree, *patterns) == names
+    assert paths_of(tree, *patterns) == names
 
 
 def test_absolute_patterns_and_home(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = tree.with_name("plain")
     tree.rename(plain)
-    assert found(plain, f"{plain}/ckpt/*_1.pt") == ["ckpt/step_1.pt"]
+    assert paths_of(plain, f"{plain}/ckpt/*_1.pt") == ["ckpt/step_1.pt"]
     monkeypatch.setenv("HOME", str(plain))
-    assert found(plain, "~/ckpt/*_1.pt") == ["ckpt/step_1.pt"]
+    assert paths_of(plain, "~/ckpt/*_1.pt") == ["ckpt/step_1.pt"]
 
 
 def test_one_file_of_several_names_is_one_candidate(tree: Path) -> None:
     (tree / "ckpt/latest.pt").symlink_to("step_2.pt")
     (tree / "ckpt/again.pt").symlink_to("latest.pt")
     os.link(tree / "ckpt/step_1.pt", tree / "ckpt/best.pt")
-    assert found(tree, "ckpt/*.pt") == ["ckpt/step_1.pt", "ckpt/step_2.pt"]
-    assert found(tree, "ckpt/latest.pt") == ["ckpt/step_2.pt"]
+    assert paths_of(tree, "ckpt/*.pt") == ["ckpt/step_1.pt", "ckpt/step_2.pt"]
+    assert paths_of(tree, "ckpt/latest.pt") == ["ckpt/step_2.pt"]
 
 
 def test_links_that_lead_nowhere_or_in_circles(tree: Path) -> None:
     (tree / "ckpt/gone.pt").symlink_to("absent.pt")
     (tree / "ckpt/deep/up").symlink_to("..")
     (tree / "ckpt/deep/up2").symlink_to("..")
-    assert found(tree, "ckpt/**/*.pt") == ["ckpt/deep/er/step_5.pt", "ckpt/step_1.pt", "ckpt/step_2.pt"]
+    assert paths_of(tree, "ckpt/**/*.pt") == ["ckpt/deep/er/step_5.pt", "ckpt/step_1.pt", "ckpt/step_2.pt"]
     (tree / "ckpt/self.pt").symlink_to("self.pt")
     assert find(["ckpt/self.pt"], str(tree)).candidates == ()
 
@@ -86,13 +86,13 @@ def test_what_is_no_file_is_left_alone(tree: Path) -> None:
     os.mkfifo(tree / "ckpt/fifo.pt")
     (tree / "ckpt/null.pt").symlink_to("/dev/null")
     (tree / "ckpt/directory.pt").mkdir()
-    assert found(tree, "ckpt/*.pt") == ["ckpt/step_1.pt", "ckpt/step_2.pt"]
+    assert paths_of(tree, "ckpt/*.pt") == ["ckpt/step_1.pt", "ckpt/step_2.pt"]
 
 
 def test_a_distributed_checkpoint_is_a_candidate_that_is_reported(tree: Path) -> None:
     (tree / "ckpt/step_9").mkdir()
     (tree / "ckpt/step_9/.metadata").write_text("")
-    assert found(tree, "ckpt/step_*") == ["ckpt/step_1.pt", "ckpt/step_2.pt", "ckpt/step_9"]
+    assert paths_of(tree, "ckpt/step_*") == ["ckpt/step_1.pt", "ckpt/step_2.pt", "ckpt/step_9"]
 
 
 def test_identity_follows_the_content(tree: Path) -> None:

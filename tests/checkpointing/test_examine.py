@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rows(path: Path) -> dict[str, str]:
-    return {os.path.relpath(found.path, path): examine.word(found.verdict) for found in examine.look(str(path))}
+    return {os.path.relpath(verification.path, path): examine.word(verification.verdict) for verification in examine.look(str(path))}
 
 
 def test_a_directory_stands_for_those_in_it(tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_an_empty_directory_is_incomplete(tmp_path: Path) -> None:
 def test_steps_of_each_format_stand_beside_each_other(name: str, tmp_path: Path) -> None:
     for step in (100, 300, 200):
         sound.FORMATS[name](tmp_path, step)
-    found = list(examine.look(str(tmp_path)))
-    assert {examine.word(one.verdict) for one in found} == {"good"}
+    verifications = list(examine.look(str(tmp_path)))
+    assert {examine.word(verification.verdict) for verification in verifications} == {"good"}
     selected = select.newest(discover.find_in(str(tmp_path)))
     assert selected.chosen is not None
     assert (selected.chosen.step, [step for _, step in selected.older]) == (300, [100, 200])

@@ -52,7 +52,7 @@ def test_numbers_of_one_byte_are_looked_at(tmp_path: Path) -> None:
         assert verify(str(path)).verdict is Verdict.VERIFIED
         numbers[3, 3] = float("nan")
         torch.save({"w": numbers.to(dtype)}, path)
-        assert [(one.tensor, one.what, one.element) for one in verify(str(path)).non_finite or ()] == [("w", "NaN", 123)]
+        assert [(finding.tensor, finding.what, finding.element) for finding in verify(str(path)).non_finite or ()] == [("w", "NaN", 123)]
 
 
 @pytest.mark.parametrize(("name", "content", "note"), [
@@ -71,17 +71,17 @@ def test_a_name_of_another_step_is_noted_and_the_content_counts_for_verify_as_fo
     tmp_path: Path, name: str, content: dict[str, object], note: str
 ) -> None:
     path = save(tmp_path / name, **content)
-    (found,) = examine.look(str(path))
+    (verification,) = examine.look(str(path))
     chosen = examine.latest(str(tmp_path)).chosen
-    assert (found.verdict, found.reason) == (Verdict.VERIFIED, note)
+    assert (verification.verdict, verification.reason) == (Verdict.VERIFIED, note)
     assert chosen is not None
-    assert (chosen.path, chosen.verdict, chosen.reason, chosen.step) == (str(path), found.verdict, note, found.step)
+    assert (chosen.path, chosen.verdict, chosen.reason, chosen.step) == (str(path), verification.verdict, note, verification.step)
 
 
 def test_numbering_that_begins_anew_makes_no_checkpoint_a_bad_one(tmp_path: Path) -> None:
     for step, content in ((20, 20), (40, 40), (60, 20)):
         save(tmp_path / f"step_{step}.pt", step=content)
-    assert {found.verdict for found in examine.look(str(tmp_path))} == {Verdict.VERIFIED}
+    assert {verification.verdict for verification in examine.look(str(tmp_path))} == {Verdict.VERIFIED}
     chosen = examine.latest(str(tmp_path)).chosen
     assert chosen is not None
     assert chosen.path.endswith("step_60.pt")
@@ -91,10 +91,10 @@ def test_files_of_each_rank_whose_names_have_the_ranks_in_two_ways(tmp_path: Pat
     for rank in range(2):
         save(tmp_path / "step_10" / f"model_rank_{rank}.pt", step=10)
         save(tmp_path / "step_10" / f"optimizer_world_size_2_rank_{rank}.pt", step=10)
-    (found,) = examine.look(str(tmp_path / "step_10"))
-    assert (found.verdict, found.format, found.step) == (Verdict.VERIFIED, "fsdp", 10)
+    (verification,) = examine.look(str(tmp_path / "step_10"))
+    assert (verification.verdict, verification.format, verification.step) == (Verdict.VERIFIED, "fsdp", 10)
     save(tmp_path / "step_10" / "model_rank_1.pt", step=20)
-    assert [one.verdict for one in examine.look(str(tmp_path / "step_10"))] == [Verdict.BAD]
+    assert [entry.verdict for entry in examine.look(str(tmp_path / "step_10"))] == [Verdict.BAD]
 
 
 def test_a_zero_shard_of_another_step_is_recognised_by_the_optimizers_own_count(tmp_path: Path) -> None:
@@ -136,13 +136,15 @@ def test_shards_of_torchs_own_are_held_against_their_index(tmp_path: Path) -> No
 
 def test_what_megatron_leaves_that_is_killed_before_its_shards(tmp_path: Path) -> None:
     path = save(tmp_path / "iter_0000010" / "common.pt", iteration=10)
-    assert [(found.path, found.verdict) for found in examine.look(str(path.parent))] == [(str(path.parent), Verdict.INCOMPLETE)]
+    assert [(verification.path, verification.verdict) for verification in examine.look(str(path.parent))] == [
+        (str(path.parent), Verdict.INCOMPLETE)
+    ]
 
 
 def test_a_temporary_file_that_is_a_torn_zip_is_a_leftover(tmp_path: Path) -> None:
     save(tmp_path / "step_100.pt")
     (tmp_path / "step_200.pt.tmp").write_bytes(b"PK\x03\x04")
-    assert [found.verdict for found in examine.look(str(tmp_path))] == [Verdict.VERIFIED, Verdict.INCOMPLETE]
+    assert [verification.verdict for verification in examine.look(str(tmp_path))] == [Verdict.VERIFIED, Verdict.INCOMPLETE]
 
 
 def test_what_names_a_module_that_downloads_code_is_dangerous(tmp_path: Path) -> None:
@@ -170,5 +172,5 @@ def test_what_says_how_megatrons_shards_are_stored_is_read(tmp_path: Path, conte
 
 def test_a_large_pickle_of_few_objects_is_read(tmp_path: Path) -> None:
     path = save(tmp_path / "step_100.pt", step=100, replay=bytes(40 << 20))
-    found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.VERIFIED, 100)
+    verification = verify(str(path))
+    assert (verification.verdict, verification.step) == (Verdict.VERIFIED, 100)

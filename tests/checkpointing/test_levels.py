@@ -48,11 +48,11 @@ class Bench:
 
     def record(self, path: Path) -> Manifest:
         """Verify it and keep its manifest, as a watcher does."""
-        found = verify(str(path))
-        self.cache.put(found)
-        made = check.build(found, part_bytes=512)
-        assert self.manifests.put(made)
-        return made
+        verification = verify(str(path))
+        self.cache.put(verification)
+        manifest = check.build(verification, part_bytes=512)
+        assert self.manifests.put(manifest)
+        return manifest
 
     def choose(self, *, rejections: Rejections | None = None, cache: Cache | None = None, **more: Any) -> Selection:  # noqa: ANN401  newest's own
         """Select with what is recorded."""
@@ -99,8 +99,8 @@ def test_with_its_manifest_it_is_taken_without_reading_its_bulk(bench: Bench, *,
 
 
 def test_another_number_of_the_device_is_no_other_file(bench: Bench) -> None:
-    made = bench.record(bench.save("step_3.pt", 3))
-    bench.manifests.put(replace(made, identity=replace(made.identity, dev=made.identity.dev + 1)))
+    manifest = bench.record(bench.save("step_3.pt", 3))
+    bench.manifests.put(replace(manifest, identity=replace(manifest.identity, dev=manifest.identity.dev + 1)))
     assert chosen(bench.choose(cache=Cache())) == ("step_3.pt", "identity")
 
 
@@ -124,9 +124,9 @@ def test_zeros_count_only_where_no_manifest_vouches_for_them(bench: Bench) -> No
     path = bench.directory / "step_3.pt"
     weight = torch.cat([torch.randn(200, 100).flatten()[:-5030], torch.zeros(5030)]).view(200, 100)
     torch.save({"w": weight, "step": 3}, path, _use_new_zipfile_serialization=False)
-    found = verify(str(path))
-    assert (found.verdict, "never written" in found.reason) == (Verdict.BAD, True)
-    bench.manifests.put(check.build(replace(found, verdict=Verdict.VERIFIED, level="layout", reason="")))
+    verification = verify(str(path))
+    assert (verification.verdict, "never written" in verification.reason) == (Verdict.BAD, True)
+    bench.manifests.put(check.build(replace(verification, verdict=Verdict.VERIFIED, level="layout", reason="")))
     path.write_bytes(path.read_bytes())
     assert chosen(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
     with path.open("r+b") as file:
@@ -159,8 +159,8 @@ def test_what_was_written_anew_is_judged_by_its_structure(bench: Bench) -> None:
 @pytest.mark.usefixtures("without_crc")
 def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
-    found = replace(verify(str(path)), verdict=Verdict.VERIFIED)  # as a save of ours knows what it wrote
-    bench.manifests.put(check.build(found))
+    verification = replace(verify(str(path)), verdict=Verdict.VERIFIED)  # as a save of ours knows what it wrote
+    bench.manifests.put(check.build(verification))
     os.utime(path, ns=(1, 1))
     assert chosen(bench.choose(cache=Cache())) == ("step_3.pt", "digest")
     bench.save("step_3.pt", 4)
@@ -187,10 +187,10 @@ def test_without_a_manifest_suspicion_has_the_structure_read_again(bench: Bench)
 
 
 def spare_of(bench: Bench, path: Path, name: str) -> Spare:
-    made = bench.record(path)
+    manifest = bench.record(path)
     place = bench.state / name
     shutil.copy2(path, place)
-    return Spare(str(path), made, str(place), "copy")
+    return Spare(str(path), manifest, str(place), "copy")
 
 
 def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:

@@ -52,14 +52,14 @@ def test_a_save_with_nemos_marker_beside_it_is_not_whole_until_the_marker_is_gon
     rejections = Rejections(CheckpointCatalogue(tmp_path / "records", is_writer=True))
     patterns = [str(tmp_path / "ckpt" / ("*/*" if "/" in name else "*")), str(older)]
     marker.touch()
-    found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.WRITING, 40)
-    assert found.reason == f"{marker.name} lies next to it: to nemo the save has not ended until that file is removed"
-    assert examine.word(found.verdict) == "incomplete"
+    verification = verify(str(path))
+    assert (verification.verdict, verification.step) == (Verdict.WRITING, 40)
+    assert verification.reason == f"{marker.name} lies next to it: to nemo the save has not ended until that file is removed"
+    assert examine.word(verification.verdict) == "incomplete"
     selection = newest(find(patterns), SelectionOptions(rejections=rejections))
     assert selection.chosen is not None
     assert selection.chosen.path == str(older)
-    assert selection.notes == (f"checkpoint passed over: {path}: {found.reason}",)
+    assert selection.notes == (f"checkpoint passed over: {path}: {verification.reason}",)
     marker.unlink()
     assert verify(str(path)).verdict is Verdict.VERIFIED
     again = newest(find(patterns), SelectionOptions(rejections=rejections))

@@ -310,10 +310,10 @@ def test_a_file_of_no_known_format_counts_where_a_declared_pattern_gives_its_suf
     """Else the next attempt would begin from scratch, and write over it."""
     (tmp_path / name).write_bytes(b"numbers of a format that nothing here knows")
 
-    def found(pattern: str, *, declared: bool) -> tuple[int, int]:
+    def counts(pattern: str, *, declared: bool) -> tuple[int, int]:
         selection = newest(find(pattern, str(tmp_path), declared=declared))
         return selection.n_found, len(selection.unverifiable)
 
-    assert found(f"*{os.path.splitext(name)[1]}", declared=True) == (1, 1)  # noqa: PTH122  text
-    assert found("*", declared=True) == (0, 0)  # other files may lie there
-    assert found(f"*{os.path.splitext(name)[1]}", declared=False) == (0, 0)  # noqa: PTH122  as above
+    assert counts(f"*{os.path.splitext(name)[1]}", declared=True) == (1, 1)  # noqa: PTH122  text
+    assert counts("*", declared=True) == (0, 0)  # other files may lie there
+    assert counts(f"*{os.path.splitext(name)[1]}", declared=False) == (0, 0)  # noqa: PTH122  as above

@@ -93,7 +93,7 @@ def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "ours"),
+    ("name", "expected"),
     [
         ("/j/.supervise-aside", True),
         ("/j/.supervise-aside/", True),
@@ -103,8 +103,8 @@ def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
         ("/j/ckpt/torn-2.pt", False),
     ],
 )
-def test_what_was_set_aside_is_known_by_its_directory(name: str, ours: bool) -> None:  # noqa: FBT001  a column
-    assert is_set_aside(name) is ours
+def test_what_was_set_aside_is_known_by_its_directory(name: str, expected: bool) -> None:  # noqa: FBT001  a column
+    assert is_set_aside(name) is expected
 
 
 @pytest.mark.parametrize(

@@ -29,27 +29,27 @@ def test_a_flip_in_any_file_shows_and_nothing_is_touched(name: str, tmp_path: Pa
     job.mkdir()
     FORMATS[name](job)
     looked_at = [verify(candidate.path) for candidate in find(["*"], str(job)).candidates]
-    (found,) = [one for one in looked_at if one.verdict is Verdict.VERIFIED]  # beside it a note of which is the latest
-    path = Path(found.path)
-    made, manifests = check.build(found), Manifests(CheckpointCatalogue(state, is_writer=True))
-    assert manifests.put(made)
-    assert check.check(str(path), made).verdict is Verdict.VERIFIED
-    assert Copies(CheckpointCatalogue(state, is_writer=True), 1 << 40).keep(made).copy is not None
-    for file in made.files:
-        at = path / file.path if made.is_tree else path
+    (verification,) = [entry for entry in looked_at if entry.verdict is Verdict.VERIFIED]  # beside it a note of which is the latest
+    path = Path(verification.path)
+    manifest, manifests = check.build(verification), Manifests(CheckpointCatalogue(state, is_writer=True))
+    assert manifests.put(manifest)
+    assert check.check(str(path), manifest).verdict is Verdict.VERIFIED
+    assert Copies(CheckpointCatalogue(state, is_writer=True), 1 << 40).keep(manifest).copy is not None
+    for file in manifest.files:
+        at = path / file.path if manifest.is_tree else path
         if not file.n_bytes:
             continue
         flip_bit(at, bit=1)
         before = everything(job)
-        assert check.check(str(path), made).verdict is Verdict.BAD, file.path
+        assert check.check(str(path), manifest).verdict is Verdict.BAD, file.path
         listing, rejections = find([str(path)], str(job)), Rejections(CheckpointCatalogue(state / file.path, is_writer=True))
         selection = newest(
             listing, SelectionOptions(rejections=rejections, manifests=manifests, suspect=True)
         )  # as after a load that failed
         assert (selection.chosen, selection.n_found) == (None, 1), file.path
-        judged = check.check(str(path), made)
+        judged = check.check(str(path), manifest)
         record = AsideRecord(CheckpointCatalogue(state, is_writer=True))
         assert not record.move(judged, 1, {}, ranks_alive=False).to  # it is not known as this job's
         assert everything(job) == before
         flip_bit(at, bit=1)
-    assert check.check(str(path), made).verdict is Verdict.VERIFIED
+    assert check.check(str(path), manifest).verdict is Verdict.VERIFIED

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     os.mkfifo(path)
-    found = verify(str(path))
-    assert found.verdict is Verdict.FOREIGN
+    verification = verify(str(path))
+    assert verification.verdict is Verdict.FOREIGN
     with pytest.raises(OSError, match="No such device or address"):
         os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # nobody reads there
 
@@ -65,20 +65,20 @@ def test_a_file_that_is_replaced_while_it_is_read_is_being_written(sound_file: P
 
 
 def test_interrupted_is_unknown(sound_file: Path) -> None:
-    found = verify(str(sound_file), reading=ReadOptions(interrupted=lambda: True))
-    assert (found.verdict, found.step) == (Verdict.UNKNOWN, 120)
+    verification = verify(str(sound_file), reading=ReadOptions(interrupted=lambda: True))
+    assert (verification.verdict, verification.step) == (Verdict.UNKNOWN, 120)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights in a thread of its own")
 def test_a_file_that_may_not_be_read_is_unknown(sound_file: Path) -> None:
-    found = []
+    verifications = []
 
     def as_nobody() -> None:
         # file system rights belong to the thread: setfsuid by its number, since setuid of the C library changes all threads
         import ctypes  # noqa: PLC0415 -- needed here alone
 
         ctypes.CDLL(None).setfsuid(65534)
-        found.append(verify(str(sound_file)))
+        verifications.append(verify(str(sound_file)))
 
     sound_file.chmod(0o600)
     for directory in (sound_file.parent, sound_file.parent.parent, sound_file.parent.parent.parent):
@@ -86,7 +86,7 @@ def test_a_file_that_may_not_be_read_is_unknown(sound_file: Path) -> None:
     thread = threading.Thread(target=as_nobody)
     thread.start()
     thread.join()
-    assert (found[0].verdict, found[0].reason) == (Verdict.UNKNOWN, "it could not be read: Permission denied")
+    assert (verifications[0].verdict, verifications[0].reason) == (Verdict.UNKNOWN, "it could not be read: Permission denied")
 
 
 def test_reading_keeps_to_its_rate(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 Row = tuple[str, int, str]
 
 
-def everything(directory: Path, *ours: Path) -> list[Row]:
-    """List (path, inode, SHA-256) of everything below `directory` but what is below `ours`, sorted.
+def everything(directory: Path, *excluded: Path) -> list[Row]:
+    """List (path, inode, SHA-256) of everything below `directory` but what is below `excluded`, sorted.
 
     A link counts by where it leads, anything that is neither file nor directory by its kind; a FIFO is not opened.
     """
     rows: list[Row] = []
     for parent, directories, files in os.walk(directory):
-        directories[:] = [name for name in directories if Path(parent, name) not in ours]
+        directories[:] = [name for name in directories if Path(parent, name) not in excluded]
         for path in (Path(parent, name) for name in (*directories, *files)):
             st = path.lstat()
             if stat.S_ISREG(st.st_mode):

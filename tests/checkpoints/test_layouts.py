@@ -58,10 +58,10 @@ class Mirror:
 
 def pair(disk: JobOnDisk, directory: str, step: int, names: tuple[str, ...] = ("model.pt", "optim.pt")) -> Path:
     """Save a set, as a rank that makes the directory does."""
-    made = disk.rank.makes(directory)
+    directories = disk.rank.makes(directory)
     for name in names:
         (disk.here / directory / name).parent.mkdir(exist_ok=True)
-        disk.rank.saves(f"{directory}/{name}", step, made=made)
+        disk.rank.saves(f"{directory}/{name}", step, made=directories)
     return disk.here / directory
 
 
@@ -213,9 +213,9 @@ def test_how_many_saves_the_mirror_holds_is_counted_with_those_that_nothing_prov
     torn = pair(disk, "ckpt/step-40", 40)
     (torn / "optim.pt").write_bytes(b"torn")
     watching._look()  # noqa: SLF001  one round of its thread
-    found = verify(str(whole))
-    assert found.verdict is Verdict.VERIFIED
-    watching._verified(found, digested(found, "train", ReadOptions()), True)  # noqa: FBT003, SLF001  as the watcher does
+    verification = verify(str(whole))
+    assert verification.verdict is Verdict.VERIFIED
+    watching._verified(verification, digested(verification, "train", ReadOptions()), True)  # noqa: FBT003, SLF001  as the watcher does
     watching._look()  # noqa: SLF001  as above
     counted = [report.text for report in disk.reports if isinstance(report, SavesCounted)]
     assert counted == ["0 of 2 saves are in s3://b", "1 of 2 saves are in s3://b"]
@@ -232,7 +232,7 @@ def test_a_state_directory_that_is_full_keeps_no_checkpoint_from_the_mirror(disk
 
     monkeypatch.setattr(CheckpointCatalogue, "_append", full)
     watching._look()  # noqa: SLF001  as above
-    found = verify(str(whole))
-    watching._verified(found, digested(found, "train", ReadOptions()), True)  # noqa: FBT003, SLF001  as the watcher does
+    verification = verify(str(whole))
+    watching._verified(verification, digested(verification, "train", ReadOptions()), True)  # noqa: FBT003, SLF001  as the watcher does
     assert mirror.paths == {str(whole)}
     assert "No space left" in str(checkpoints.records.catalogue.not_written)

@@ -51,11 +51,11 @@ class Node:
     def __init__(self, home: Path, **settings: Any) -> None:  # noqa: ANN401 -- those of checkpoints
         """Make the directories."""
         self.here, self.state, self.scratch, self.mirror = (home / name for name in ("here", "state", "scratch", "mirror"))
-        for one in (self.here, self.state, self.scratch, self.mirror):
-            one.mkdir(parents=True)
+        for directory in (self.here, self.state, self.scratch, self.mirror):
+            directory.mkdir(parents=True)
         declared = {"paths": ("ckpt/*.pt", "last.pt"), "mirror": (str(self.mirror),), **settings}
         self.settings = replace(Settings(), checkpoints=Checkpoints(**declared))
-        self.said: list[Mapping[str, Any]] = []
+        self.events: list[Mapping[str, Any]] = []
         self.pruned: list[tuple[str, str]] = []
         self.without_copy: list[str] = []
         self.number = self.current = 0
@@ -123,7 +123,7 @@ class Node:
         """Run the reader process meanwhile."""
         failures: list[Exception] = []
         catalogue = self.checkpoints.records.catalogue
-        uploads = MirrorUploads(self.job, catalogue, lambda event: self.said.append(msgspec.to_builtins(event)), failures.append)
+        uploads = MirrorUploads(self.job, catalogue, lambda event: self.events.append(msgspec.to_builtins(event)), failures.append)
         uploads.link.start()
         self.feed = self.checkpoints.mirror_feed(uploads, lambda: True)
         yield
@@ -132,18 +132,18 @@ class Node:
 
     def arrives(self, step: int) -> None:
         """Save, look, and wait until it is in the mirror, which is tidied then."""
-        before = len(self.said)
+        before = len(self.events)
         self.save(step)
         self.look()
 
         def is_there() -> bool:
-            return ("uploaded", step) in [(row["ev"], row.get("step")) for row in self.said[before:]]
+            return ("uploaded", step) in [(row["ev"], row.get("step")) for row in self.events[before:]]
 
         wait_for(is_there, f"step {step} in the mirror", DEADLINE_S)
 
     def in_mirror(self) -> list[int | None]:
         """Return the steps that the mirror holds, the newest first."""
-        return [one.manifest.step for one in listing.newest_first(open_backend(str(self.mirror)), "job")[0]]
+        return [checkpoint.manifest.step for checkpoint in listing.newest_first(open_backend(str(self.mirror)), "job")[0]]
 
     def on_a_fresh_node(self, tmp_path: Path) -> int | None:
         """Return the step that an empty disk gets."""

@@ -46,11 +46,11 @@ class Uploads:
 
     def is_sending(self, path: str, _content: str) -> bool:
         """Return whether it waits; at the third question it is sent."""
-        was = any(path == waiting for waiting, _ in self.waiting)
-        self.n_asked += was
+        is_waiting = any(path == waiting for waiting, _ in self.waiting)
+        self.n_asked += is_waiting
         if self.n_asked > 2:
             self.release()
-        return was
+        return is_waiting
 
     def held_paths(self) -> dict[str, frozenset[str]]:
         """No mirror holds anything."""
@@ -110,7 +110,7 @@ class PartNodes(Nodes):
         selections = self.agree(*(SelectCheckpoint(number, nodes=2, node=n, last_agreement=number - 1) for n in range(2)))
         for node in self.nodes:
             node.began(number)
-        self.number, self.found, self._n_saves = number, selections, 0
+        self.number, self.selections, self._n_saves = number, selections, 0
         return self.steps(selections)
 
     def save_together(self, step: int, *, cut: int | None = None, seed: int = 1, is_nan: bool = False) -> None:
@@ -192,7 +192,7 @@ def test_a_save_in_which_a_node_was_killed_is_no_checkpoint_and_all_take_the_one
     nodes.save_together(40)
     nodes.save_together(60, cut=cut)
     assert nodes.attempt(2) == [40, 40]
-    assert "step_60" in str(nodes.found[0].refused)
+    assert "step_60" in str(nodes.selections[0].refused)
 
 
 def test_a_directory_that_is_saved_to_again_never_gives_a_mix_of_two_saves(tmp_path: Path) -> None:
@@ -276,14 +276,14 @@ def test_a_part_that_no_node_sends_any_more_is_not_waited_for(tmp_path: Path, mo
     shutil.rmtree(nodes.directories[1])  # with the part, and with what knew of it
     nodes.directories[1].mkdir()
     assert nodes.attempt(2) == [None, None]
-    assert all("not all nodes have sent their part" in str(selection.node_offers) for selection in nodes.found)
+    assert all("not all nodes have sent their part" in str(selection.node_offers) for selection in nodes.selections)
 
 
 def test_without_a_mirror_all_stop_and_are_told_what_each_lacks(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, with_mirror=False)
     nodes.save_together(40)
     assert nodes.attempt(2) == [None, None]
-    for node_side in nodes.found:
+    for node_side in nodes.selections:
         assert "no --mirror holds them all" in str(node_side.node_offers)
         assert [text for _, text in node_side.node_offers[:2]] == [
             f"step 40, {directory}/step_40, of which other nodes have the rest" for directory in nodes.directories
@@ -502,7 +502,7 @@ def test_a_part_that_is_saved_anew_when_the_older_ones_are_to_go_lets_none_go(tm
     node = nodes.nodes[0]
     feed, parts = node.node_offer.feed, node._parts  # noqa: SLF001
     assert feed is not None
-    (made,) = feed.whole(parts)
-    (Path(made.path) / node_parts.FILES[0][-1]).write_bytes(b"the next save to the same directory")
-    node.retention.prune(made, node.recorder, feed, parts)
+    (manifest,) = feed.whole(parts)
+    (Path(manifest.path) / node_parts.FILES[0][-1]).write_bytes(b"the next save to the same directory")
+    node.retention.prune(manifest, node.recorder, feed, parts)
     assert nodes.on_disk(0) == [20]

@@ -34,8 +34,8 @@ def test_a_new_run_is_not_given_what_an_earlier_one_saved_unless_it_goes_on_with
 
     def chosen(*, own_only: bool) -> int | None:
         later.set_resume_way("nanogpt", own_only=own_only)
-        found = later.select(1.0, 1).chosen
-        return None if found is None else found.step
+        checkpoint = later.select(1.0, 1).chosen
+        return None if checkpoint is None else checkpoint.step
 
     assert chosen(own_only=True) is None
     assert chosen(own_only=False) == 5000
@@ -58,9 +58,9 @@ def test_a_torn_checkpoint_of_an_earlier_run_is_seen_all_the_same(tmp_path: Path
     rank.loads("ckpt.pt")
     later.ended()
     later.set_resume_way("nanogpt", own_only=True)
-    found = later.select(1.0, 1)
-    assert found.chosen is None
-    assert found.repaired or found.torn_in_use == str(torn)
+    selection = later.select(1.0, 1)
+    assert selection.chosen is None
+    assert selection.repaired or selection.torn_in_use == str(torn)
 
 
 def test_the_kept_copy_of_a_file_that_a_stranger_tore_is_named(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_the_kept_copy_of_a_file_that_a_stranger_tore_is_named(tmp_path: Path) -
     os.truncate(path, 500)
     disk.checkpoints.ended()
     disk.checkpoints.set_resume_way("nanogpt", own_only=True)
-    found = disk.checkpoints.select(1.0, 2)
-    ((torn, copy),) = found.kept_copies
-    assert (torn, found.repaired) == (str(path), ())
+    selection = disk.checkpoints.select(1.0, 2)
+    ((torn, copy),) = selection.kept_copies
+    assert (torn, selection.repaired) == (str(path), ())
     assert torch.load(copy)["step"] == 10
 
 
@@ -90,9 +90,9 @@ def test_what_another_job_saves_to_the_same_directory_meanwhile_is_not_handed_ov
     torch.save({"step": 12, "w": torch.ones(256)}, disk.here / "ckpt" / "step_12.pt")
     disk.checkpoints.ended()
     disk.checkpoints.set_resume_way("nanogpt", own_only=True)
-    found = disk.checkpoints.select(1.0, 1).chosen
-    assert found is not None
-    assert found.path == str(mine)
+    checkpoint = disk.checkpoints.select(1.0, 1).chosen
+    assert checkpoint is not None
+    assert checkpoint.path == str(mine)
 
 
 def test_what_a_mirror_brought_for_this_run_counts_as_its_own(tmp_path: Path) -> None:
@@ -104,6 +104,6 @@ def test_what_a_mirror_brought_for_this_run_counts_as_its_own(tmp_path: Path) ->
     later = JobCheckpoints(job, disk.reports.append)
     later.restored(str(path), began=0)
     later.set_resume_way("nanogpt", own_only=True)
-    found = later.select(1.0, 0).chosen
-    assert found is not None
-    assert found.step == 5000
+    checkpoint = later.select(1.0, 0).chosen
+    assert checkpoint is not None
+    assert checkpoint.step == 5000

@@ -69,8 +69,8 @@ class Restarted(Node):
         with (self.job.attempt_dir(attempt) / f"loads-{rank}.jsonl").open("a") as out:
             for name in names:
                 out.write(json.dumps({"path": str(self.here / name), "t": 1e6, "complete": True, "via": "torch", "steps": 0}) + "\n")
-        found = self.checkpoints.loaded(attempt)
-        return [(Path(load.path).name, load.owner, load.step, load.replaced) for load in found]
+        loads = self.checkpoints.loaded(attempt)
+        return [(Path(load.path).name, load.owner, load.step, load.replaced) for load in loads]
 
 
 @pytest.fixture
@@ -139,8 +139,8 @@ def torn_and_put_back(job: Restarted) -> str:
 
 def restored_from_the_mirror(job: Restarted) -> str:
     path = job.stray("ckpt/step_900.pt", when=LONG_AGO)
-    made = check.build(verify(str(path)), About("job", "other-node-run", began=1_000_000_000, attempt=1))
-    job.checkpoints.restored(str(path), 1_000_000_000, encode(made).decode())
+    manifest = check.build(verify(str(path)), About("job", "other-node-run", began=1_000_000_000, attempt=1))
+    job.checkpoints.restored(str(path), 1_000_000_000, encode(manifest).decode())
     return "ckpt/step_900.pt"
 
 
@@ -262,11 +262,11 @@ def test_a_script_that_is_handed_its_checkpoint_is_not_given_another_trainings_b
     job.look()
     job.checkpoints.records.script_chooses = False
     job.checkpoints.ended()
-    found = job.checkpoints.select(2.0, 1, reached=45)
-    assert found.chosen is not None
-    assert found.chosen.path.endswith("step_40.pt")
-    assert any(str(stray) in note and "another training" in note for note in found.notes)
-    assert [path for path, _ in found.refused] == [str(stray)]
+    selection = job.checkpoints.select(2.0, 1, reached=45)
+    assert selection.chosen is not None
+    assert selection.chosen.path.endswith("step_40.pt")
+    assert any(str(stray) in note and "another training" in note for note in selection.notes)
+    assert [path for path, _ in selection.refused] == [str(stray)]
 
 
 def test_but_the_one_that_the_run_began_from_and_any_before_the_run_has_a_step(job: Restarted) -> None:
@@ -334,9 +334,9 @@ class Watched:
         self.job.checkpoints.records.absorb_logs()
         self.watch.read()
         self.watch.look(is_at_rest=is_at_rest)
-        found = [(Path(report.path).name, report.is_over) for report in self.reports]
+        rows = [(Path(report.path).name, report.is_over) for report in self.reports]
         self.reports.clear()
-        return found
+        return rows
 
 
 def test_a_newest_save_that_is_removed_is_reported_once_and_a_newer_one_ends_it(job: Restarted) -> None:

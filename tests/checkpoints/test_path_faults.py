@@ -323,8 +323,8 @@ def test_where_no_whole_one_is_there_none_is_named(disk: JobOnDisk) -> None:
     text = dangling(ckpt)
     for path in ckpt.glob("step-*.pt"):
         path.write_bytes(b"torn")
-    found = fault(disk, text)
-    assert found[0] is None or "remedy" not in found[1]
+    answer = fault(disk, text)
+    assert answer[0] is None or "remedy" not in answer[1]
 
 
 @pytest.mark.parametrize(

@@ -221,8 +221,8 @@ def test_the_job_s_own_is_trusted_while_it_is_saved_when_it_was_moved_and_where_
     assert is_trusted(disk, path), "it is our copy, which has another inode"
     disk.rank.saves("model.tmp", 30)
     (disk.here / "model.tmp").rename(disk.here / "model.pt")
-    was, now = str(disk.here / "model.tmp"), stat_of(disk.here / "model.pt")
-    disk.rank.line(what="renamed", path=str(disk.here / "model.pt"), was=was, now=now, steps=30)
+    old_path, identity = str(disk.here / "model.tmp"), stat_of(disk.here / "model.pt")
+    disk.rank.line(what="renamed", path=str(disk.here / "model.pt"), was=old_path, now=identity, steps=30)
     assert is_trusted(disk, disk.here / "model.pt")
     disk.rank.number += 1
     with (disk.here / "open.pt").open("wb") as file:
@@ -234,18 +234,18 @@ def test_the_job_s_own_is_trusted_while_it_is_saved_when_it_was_moved_and_where_
     assert is_trusted(disk, disk.here / "open.pt"), "the script closed it after the save"
 
 
-def hf(disk: JobOnDisk, step: int, *, cut: bool = False, made: bool = True) -> Path:
+def hf(disk: JobOnDisk, step: int, *, cut: bool = False, is_new: bool = True) -> Path:
     """Save as transformers does."""
     name = f"out/checkpoint-{step}"
-    told = disk.rank.makes(name) if made else []
+    directories = disk.rank.makes(name) if is_new else []
     directory = disk.here / name
     (directory / "config.json").write_text("{}")
-    disk.rank.saves(f"{name}/pytorch_model.bin", step, made=told)
-    disk.rank.saves(f"{name}/training_args.bin", step, made=told)
-    disk.rank.saves(f"{name}/optimizer.pt", step, made=told, cut=cut)
+    disk.rank.saves(f"{name}/pytorch_model.bin", step, made=directories)
+    disk.rank.saves(f"{name}/training_args.bin", step, made=directories)
+    disk.rank.saves(f"{name}/optimizer.pt", step, made=directories, cut=cut)
     if not cut:
-        disk.rank.saves(f"{name}/scheduler.pt", step, made=told)
-        disk.rank.saves(f"{name}/rng_state.pth", step, made=told)
+        disk.rank.saves(f"{name}/scheduler.pt", step, made=directories)
+        disk.rank.saves(f"{name}/rng_state.pth", step, made=directories)
         (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
     return directory
 
@@ -285,10 +285,10 @@ def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) 
 def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(disk: JobOnDisk) -> None:
     for step in (10, 20):
         disk.rank.saves(f"out/step_{step}/state.bin", step, made=disk.rank.makes(f"out/step_{step}"))
-    told = disk.rank.makes("out/step_30")
+    directories = disk.rank.makes("out/step_30")
     torn = disk.here / "out/step_30"
     disk.rank.number += 1
-    disk.rank.line(what="began", path=str(torn / "state.bin"), n=disk.rank.number, via="torch", was=None, file=False, made=told)
+    disk.rank.line(what="began", path=str(torn / "state.bin"), n=disk.rank.number, via="torch", was=None, file=False, made=directories)
     before = disk.files()
     assert "a save began it and did not end" in disk.repairs()["out/step_30"]
     assert disk.moved() == [(str(torn), f"{disk.here}/.supervise-aside/torn-a")]
@@ -309,7 +309,7 @@ def test_an_empty_directory_that_this_run_did_not_make_stays(disk: JobOnDisk) ->
 def a_name_of_the_frameworks(disk: JobOnDisk) -> None:
     (disk.here / "out/checkpoint-20").mkdir(parents=True)
     (disk.here / "out/checkpoint-20" / "tokenizer.json").write_text("a person's, from before")
-    hf(disk, 20, cut=True, made=False)
+    hf(disk, 20, cut=True, is_new=False)
 
 
 def another_name(disk: JobOnDisk) -> None:
@@ -480,14 +480,16 @@ def test_the_manifests_of_what_is_gone_go_at_the_start_of_a_run(disk: JobOnDisk)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(PATIENCE_S)
-    assert [made.path for made in Manifests(CheckpointCatalogue(disk.state / "checkpoints", is_writer=True)).all()] == [str(paths[1])]
+    assert [manifest.path for manifest in Manifests(CheckpointCatalogue(disk.state / "checkpoints", is_writer=True)).all()] == [
+        str(paths[1])
+    ]
 
 
 def of_trainer(disk: JobOnDisk, *names: str) -> Path:
     """Save as transformers does, up to the files named, and make no step after that."""
-    told = disk.rank.makes("out/checkpoint-10")
+    directories = disk.rank.makes("out/checkpoint-10")
     for name in names:
-        disk.rank.saves(f"out/checkpoint-10/{name}", 10, made=told)
+        disk.rank.saves(f"out/checkpoint-10/{name}", 10, made=directories)
     (disk.here / "out/checkpoint-10/config.json").write_text("{}")
     return disk.here / "out/checkpoint-10"
 
@@ -505,9 +507,9 @@ def trainer_cut_in_its_optimizer(disk: JobOnDisk) -> Path:
 
 
 def accelerate_without_its_random_states(disk: JobOnDisk) -> Path:
-    told = disk.rank.makes("out/checkpoint_10")
+    directories = disk.rank.makes("out/checkpoint_10")
     for name in ("pytorch_model.bin", "optimizer.bin", "scheduler.bin"):
-        disk.rank.saves(f"out/checkpoint_10/{name}", 10, made=told)
+        disk.rank.saves(f"out/checkpoint_10/{name}", 10, made=directories)
     return disk.here / "out/checkpoint_10"
 
 

@@ -40,8 +40,13 @@ class Attempt:
     def env(self, mode: str = "rank", pythonpath: str | None = None, **more: str) -> dict[str, str]:
         """Give the environment that the supervisor gives; `pythonpath` is the user's own."""
         path = FOLDER if pythonpath is None else f"{FOLDER}{os.pathsep}{pythonpath}"
-        ours = {"SUPERVISE_JOB_DIR": str(self.job_dir), "SUPERVISE_JOB_ATTEMPT": "1", "SUPERVISE_JOB_SHIM": mode, "PYTHONPATH": path}
-        return self.bare | ours | more
+        job_variables = {
+            "SUPERVISE_JOB_DIR": str(self.job_dir),
+            "SUPERVISE_JOB_ATTEMPT": "1",
+            "SUPERVISE_JOB_SHIM": mode,
+            "PYTHONPATH": path,
+        }
+        return self.bare | job_variables | more
 
     def run(
         self,
@@ -75,9 +80,9 @@ def make_attempt() -> Callable[[Path], Attempt]:
     """Return how an attempt is prepared below a directory."""
 
     def make(place: Path) -> Attempt:
-        made = Attempt(place / "job")
-        heartbeats.create(made.directory / "heartbeat", 4)
-        return made
+        attempt = Attempt(place / "job")
+        heartbeats.create(attempt.directory / "heartbeat", 4)
+        return attempt
 
     return make
 

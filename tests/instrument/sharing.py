@@ -58,9 +58,9 @@ def trained(model: nn.Module, data: TensorDataset, plan: worker.BatchPlan) -> tu
     return model, steps
 
 
-def difference(one: nn.Module, other: nn.Module) -> float:
+def difference(first: nn.Module, second: nn.Module) -> float:
     """Return by how much two models differ at most."""
-    return max(float((a - b).detach().abs().max()) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    return max(float((a - b).detach().abs().max()) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def main() -> None:

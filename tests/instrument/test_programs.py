@@ -92,10 +92,10 @@ FRAMEWORKS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 def written(attempt: Attempt) -> dict[str, Any]:
     """The file of local rank 0, less what names the process."""
-    found: dict[str, Any] = json.loads((attempt.directory / "program-0.json").read_text())
-    assert found.pop("v") == 1
-    found.pop("pid")
-    return found
+    report: dict[str, Any] = json.loads((attempt.directory / "program-0.json").read_text())
+    assert report.pop("v") == 1
+    report.pop("pid")
+    return report
 
 
 def lay_out(place: Path, module: str, text: str) -> None:
@@ -125,9 +125,9 @@ def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, n
     assert written(attempt) == {**wanted, "batchnorm": fails}
     if fails:
         assert len(attempt.errors().errors) == 1
-    found = error_files.programs(attempt.directory)
-    assert (found is None) == (not wanted["programs"])
-    assert found is None or dict(found.values) == wanted["values"]
+    report = error_files.programs(attempt.directory)
+    assert (report is None) == (not wanted["programs"])
+    assert report is None or dict(report.values) == wanted["values"]
 
 
 @pytest.mark.slow
@@ -136,9 +136,9 @@ def test_a_framework_that_fails_in_a_process_without_a_rank_is_known(attempt: At
     script = "from transformers.trainer import Trainer\nTrainer().train()"
     assert attempt.run("-c", script, env=attempt.env("launcher", pythonpath=str(tmp_path))).returncode
     assert [error.exc_type for error in attempt.errors().unclaimed] == ["builtins.MemoryError"]
-    found = error_files.programs(attempt.directory)
-    assert found is not None
-    assert (found.programs, dict(found.values)["batch_size"]) == (("hf_trainer",), "32")
+    report = error_files.programs(attempt.directory)
+    assert report is not None
+    assert (report.programs, dict(report.values)["batch_size"]) == (("hf_trainer",), "32")
 
 
 @pytest.mark.slow
@@ -182,8 +182,8 @@ def test_nanogpt_is_known_by_what_it_executed(attempt: Attempt, tmp_path: Path, 
     if beside:
         (tmp_path / "configurator.py").touch()
     assert attempt.run(str(script)).returncode == 0
-    told = {"programs": ["nanogpt"], "values": {"batch_size": "12", "grad_accum": "40"}}
-    assert written(attempt) == {**(told if beside else {"programs": [], "values": {}}), "batchnorm": False}
+    nanogpt = {"programs": ["nanogpt"], "values": {"batch_size": "12", "grad_accum": "40"}}
+    assert written(attempt) == {**(nanogpt if beside else {"programs": [], "values": {}}), "batchnorm": False}
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def beat() -> Iterator[HeartbeatWriter]:
     """A heartbeat that is hooked as in a rank."""
-    made = HeartbeatWriter(1, 2, 0)
-    handle = register_optimizer_step_post_hook(made.on_step)
-    yield made
+    writer = HeartbeatWriter(1, 2, 0)
+    handle = register_optimizer_step_post_hook(writer.on_step)
+    yield writer
     handle.remove()
 
 

@@ -71,7 +71,10 @@ def test_a_rank_answers_all_who_ask_what_its_collectives_are_and_ends_as_ever(at
     assert answers == 6 * [answers[0]]
     (group,) = answers[0].groups
     assert (group.ranks, group.backend, group.timeout_s) == ((0,), "gloo", 77.0)
-    assert [(one.operation, one.sequence, one.sizes) for one in group.last] == [("all_reduce", 1, ((3, 2),)), ("barrier", 2, ())]
+    assert [(collective.operation, collective.sequence, collective.sizes) for collective in group.last] == [
+        ("all_reduce", 1, ((3, 2),)),
+        ("barrier", 2, ()),
+    ]
     assert group.pending is None
 
 

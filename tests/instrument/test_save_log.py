@@ -146,8 +146,8 @@ def died(make_attempt: Callable[[Path], Attempt], tmp_path_factory: pytest.TempP
 
 
 def identity(path: Path) -> list[int]:
-    found = path.stat()
-    return [found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 @pytest.mark.slow
@@ -174,10 +174,10 @@ def test_a_save_is_logged_with_where_it_began_and_what_stood_there_when_it_ended
 
 
 def test_the_final_name_is_logged(done: Done) -> None:
-    told = {row["path"]: row["now"] for row in done.rows("renames") if row["what"] == "renamed"}
+    identities = {row["path"]: row["now"] for row in done.rows("renames") if row["what"] == "renamed"}
     for number, way in enumerate(RENAMES):
         saved = done.place / "renames" / f"{number}.pt"
-        assert told.get(str(saved)) == identity(saved), way
+        assert identities.get(str(saved)) == identity(saved), way
 
 
 def test_other_renames_are_nobody_s_business(done: Done) -> None:
@@ -186,8 +186,8 @@ def test_other_renames_are_nobody_s_business(done: Done) -> None:
 
 
 def test_a_rename_fails_as_it_would_without_us(done: Done) -> None:
-    said = (done.place / "failed rename" / "said").read_text()
-    assert said.endswith("FileNotFoundError: [Errno 2] No such file or directory: 'missing' -> 'x'\n")
+    error_text = (done.place / "failed rename" / "said").read_text()
+    assert error_text.endswith("FileNotFoundError: [Errno 2] No such file or directory: 'missing' -> 'x'\n")
 
 
 def test_a_step_by_which_an_optimizer_s_state_is_made_is_none_of_the_training(done: Done) -> None:
@@ -237,8 +237,8 @@ def test_a_forked_child_logs_nothing(done: Done) -> None:
 
 
 def test_safetensors_that_are_opened_are_loads(done: Done) -> None:
-    told = [(Path(row["path"]).name, row["via"], row["complete"], row["steps"]) for row in done.rows("safetensors", "loads")]
-    assert told == [("m.safetensors", "safetensors", True, 0)] * 2
+    loads = [(Path(row["path"]).name, row["via"], row["complete"], row["steps"]) for row in done.rows("safetensors", "loads")]
+    assert loads == [("m.safetensors", "safetensors", True, 0)] * 2
 
 
 def test_a_handler_that_saves_while_another_save_is_noted_waits_for_nobody(tmp_path: Path) -> None:

@@ -102,15 +102,15 @@ def test_the_ranks_of_two_nodes_see_the_request_at_the_same_call(attempt: Attemp
                 lambda at=at: int((tmp_path / "calls.0").read_text() or 0) >= at if (tmp_path / "calls.0").exists() else 0, f"call {at}"
             )
             (job / "save-now").touch()
-        told = [one.communicate(timeout=PATIENCE_S)[0].split() for one in ranks]
+        outputs = [process.communicate(timeout=PATIENCE_S)[0].split() for process in ranks]
     finally:
-        for one in ranks:
-            one.kill()
-            one.wait()
-    assert told[0] == told[1]
-    assert told[0][0] == "told"
-    assert len(told[0]) == 2  # once
-    assert int(told[0][1]) > 50
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert outputs[0] == outputs[1]
+    assert outputs[0][0] == "told"
+    assert len(outputs[0]) == 2  # once
+    assert int(outputs[0][1]) > 50
 
 
 @pytest.mark.process
@@ -136,18 +136,18 @@ def test_a_checkpoint_is_made_when_the_script_goes_on_after_its_save(
     assert (beat.went_on, beat.saved) == (went_on, saved)
 
 
-def beat(rank: int, *, told: bool = True, went_on: bool = False, saved: bool = False, alive: bool = True) -> RankHeartbeat:
+def beat(rank: int, *, save_asked: bool = True, went_on: bool = False, saved: bool = False, alive: bool = True) -> RankHeartbeat:
     """A rank that asks; one that is not alive has a pid that nobody has."""
     pid = os.getpid() if alive else 2**22 + 1
     ticks = int(Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19])
-    return RankHeartbeat(rank, rank, pid, ticks, 0, None, 0, 1, None, None, None, True, True, told, True, went_on, saved)  # type: ignore[arg-type]  # noqa: FBT003
+    return RankHeartbeat(rank, rank, pid, ticks, 0, None, 0, 1, None, None, None, True, True, save_asked, True, went_on, saved)  # type: ignore[arg-type]  # noqa: FBT003
 
 
 @pytest.mark.parametrize(
-    ("beats", "made"),
+    ("beats", "expected"),
     [
         pytest.param([], False, id="nobody asks"),
-        pytest.param([beat(0, told=False)], False, id="nobody was told"),
+        pytest.param([beat(0, save_asked=False)], False, id="nobody was told"),
         pytest.param([beat(0), beat(1, went_on=True)], False, id="rank 0 is saving"),
         pytest.param([beat(0, went_on=True, saved=True), beat(1, went_on=True)], True, id="rank 0 saved for all"),
         pytest.param([beat(0, went_on=True, saved=True), beat(1)], False, id="another still saves"),
@@ -157,8 +157,8 @@ def beat(rank: int, *, told: bool = True, went_on: bool = False, saved: bool = F
         pytest.param([beat(0, alive=False)], False, id="it died of it"),
     ],
 )
-def test_when_the_nodes_checkpoint_counts_as_made(beats: list[RankHeartbeat], *, made: bool) -> None:
-    assert is_saved(beats) is made
+def test_when_the_nodes_checkpoint_counts_as_made(beats: list[RankHeartbeat], *, expected: bool) -> None:
+    assert is_saved(beats) is expected
 
 
 def test_a_rank_that_finds_the_call_behind_it_does_not_see_the_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,8 +182,13 @@ class Ranks:
         """Set the environment that both have."""
         self.flag = place / "save-now"
         (place / "attempt-0001").mkdir()
-        found = {"SUPERVISE_JOB_DIR": str(place), "SUPERVISE_JOB_ATTEMPT": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(2 // nodes)}
-        for name, value in found.items():
+        environment = {
+            "SUPERVISE_JOB_DIR": str(place),
+            "SUPERVISE_JOB_ATTEMPT": "1",
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": str(2 // nodes),
+        }
+        for name, value in environment.items():
             monkeypatch.setenv(name, value)
         if nodes > 1:
             store = torch.distributed.HashStore()
@@ -200,7 +205,7 @@ class Ranks:
     def together(self, *loops: Callable[[], object]) -> list[Any]:
         """Run each in its own thread."""
         with ThreadPoolExecutor(len(loops)) as pool:
-            return [one.result(30) for one in [pool.submit(loop) for loop in loops]]
+            return [future.result(30) for future in [pool.submit(loop) for loop in loops]]
 
 
 @pytest.fixture(params=[1, 2], ids=["one node", "two nodes"])
@@ -209,7 +214,7 @@ def two(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_two_ranks_in_step_see_the_request_at_the_same_call(two: Ranks) -> None:
-    step, told = Barrier(2), ([], [])  # type: tuple[list[int], list[int]]
+    step, calls = Barrier(2), ([], [])  # type: tuple[list[int], list[int]]
 
     def train(rank: int) -> None:
         for number in range(1, 20):
@@ -217,11 +222,11 @@ def test_two_ranks_in_step_see_the_request_at_the_same_call(two: Ranks) -> None:
             if number == 5 and not rank:
                 two.flag.touch()
             if two.call(rank) == [True]:
-                told[rank].append(number)
+                calls[rank].append(number)
 
     two.together(lambda: train(0), lambda: train(1))
-    assert told[0] == told[1]
-    assert len(told[0]) == 1
+    assert calls[0] == calls[1]
+    assert len(calls[0]) == 1
 
 
 def test_a_rank_that_passes_the_proposed_call_unseen_leaves_no_other_alone_in_a_save(two: Ranks) -> None:
@@ -251,14 +256,14 @@ def test_whatever_the_timing_all_or_none_see_the_request(two: Ranks, seed: int, 
     begins = chance.randrange(1, 30)
 
     def train(rank: int) -> list[int]:
-        told = []
+        calls = []
         for number, pause in enumerate(pauses[rank], 1):
             time.sleep(pause)
             if number == begins and not rank:
                 two.flag.touch()
             if two.call(rank) == [True]:
-                told.append(number)
-        return told
+                calls.append(number)
+        return calls
 
     first, second = two.together(lambda: train(0), lambda: train(1))
     assert first == second

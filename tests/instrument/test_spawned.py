@@ -33,7 +33,7 @@ def helper(index):
     with open(f"helper-{index}", "w") as file:
         json.dump('_supervise_shim' in sys.modules, file)
 
-def ours():
+def shim_variables():
     return [os.environ.get(name) for name in ("PYTHONPATH", "SUPERVISE_JOB_SHIM")]
 
 if __name__ == "__main__":
@@ -50,7 +50,7 @@ def script(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_ranks_that_the_command_starts_by_torch_multiprocessing_are_ranks(attempt: Attempt, script: str, tmp_path: Path) -> None:
-    done = attempt.run(script, "mp.spawn(train, (5,), nprocs=2)\nprint(ours())", cwd=tmp_path)
+    done = attempt.run(script, "mp.spawn(train, (5,), nprocs=2)\nprint(shim_variables())", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[None, None]\n"), done.stderr
     assert [(beat.local_rank, beat.rank, beat.steps, beat.step) for beat in attempt.beats()] == [(0, 0, 5, 5), (1, 1, 5, 5)]
     saved = [json.loads(line)["path"] for rank in (0, 1) for line in (attempt.directory / f"saves-{rank}.jsonl").read_text().splitlines()]
@@ -68,7 +68,7 @@ def test_what_such_a_rank_raised_is_reported_as_its_own(attempt: Attempt, script
 
 @pytest.mark.slow
 def test_helpers_claim_nothing_and_the_command_that_trains_has_the_slot(attempt: Attempt, script: str, tmp_path: Path) -> None:
-    done = attempt.run(script, "mp.spawn(helper, nprocs=2)\ntrain(0, 5)\nprint(os.getpid(), ours())", cwd=tmp_path)
+    done = attempt.run(script, "mp.spawn(helper, nprocs=2)\ntrain(0, 5)\nprint(os.getpid(), shim_variables())", cwd=tmp_path)
     (beat,) = attempt.beats()
     assert done.stdout == f"{beat.pid} [None, None]\n", done.stderr
     assert (beat.local_rank, beat.steps) == (0, 5)

@@ -63,9 +63,9 @@ class Libraries:
 
 @pytest.fixture
 def libraries(tmp_path: Path) -> Iterator[Libraries]:
-    made = Libraries(tmp_path)
-    yield made
-    made.ranks.close()
+    libraries = Libraries(tmp_path)
+    yield libraries
+    libraries.ranks.close()
 
 
 def test_libraries_are_imported_and_the_scripts_own_modules_are_not(libraries: Libraries) -> None:

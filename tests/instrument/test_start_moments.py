@@ -44,12 +44,12 @@ def test_the_moments_of_a_start_are_written_once_at_the_first_step(attempt: Atte
     before, *times, unchanged = done.stdout.split()
     assert (before, unchanged) == ("False", "True"), done.stderr
     imported, loading, loaded, stepping = map(int, times)
-    found = start_files.read(attempt.directory, 1)
-    assert found is not None
-    assert tuple(found) == start_files.MOMENTS
-    assert list(found.values()) == sorted(found.values())
-    assert found["hello"] < found["imported"] < imported, "what is imported later belongs to the part in which it is"
-    assert found["loading"] < loading < found["loaded"] < loaded < stepping < found["first_step"]
+    moments = start_files.read(attempt.directory, 1)
+    assert moments is not None
+    assert tuple(moments) == start_files.MOMENTS
+    assert list(moments.values()) == sorted(moments.values())
+    assert moments["hello"] < moments["imported"] < imported, "what is imported later belongs to the part in which it is"
+    assert moments["loading"] < loading < moments["loaded"] < loaded < stepping < moments["first_step"]
 
 
 @pytest.mark.process

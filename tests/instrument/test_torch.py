@@ -166,8 +166,8 @@ def test_a_loader_with_worker_processes_is_seen(attempt: Attempt, tmp_path: Path
     (beat,) = attempt.beats()
     assert (beat.optimizer_made, beat.ran) == (False, True), "it is beyond its imports"
     assert beat.loader == has_loader
-    said = [fact.text for fact in collect.beats(attempt.directory / "heartbeat", Clock.start()) if fact.name == "loader"]
-    assert said == ["workers" if has_loader else "none"]
+    texts = [fact.text for fact in collect.beats(attempt.directory / "heartbeat", Clock.start()) if fact.name == "loader"]
+    assert texts == ["workers" if has_loader else "none"]
     with_children = collect.beats(attempt.directory / "heartbeat", Clock.start(), {0})
     assert [fact.text for fact in with_children if fact.name == "loader"] == ["workers"] * has_loader, "they may be another loader's"
 

@@ -108,8 +108,8 @@ class Play:
                 if self.life is not None:
                     self._goes_on(self.life)
                 continue
-            self.t, _, what = heapq.heappop(queue)
-            self._happens(what)
+            self.t, _, item = heapq.heappop(queue)
+            self._happens(item)
             demand(self.events < most, f"no end after {most} events")
 
     def feed(self, event: Event) -> None:
@@ -175,33 +175,33 @@ class Play:
         if self.chance(0.5):
             self.later(after_s + self.rng.uniform(0.0, 90.0), ending)
 
-    def _happens(self, what: Event | Happening | act.SelectCheckpoint) -> None:
-        if isinstance(what, Happening):
-            if what.attempt == self.watch.attempt and not self.over:
-                HAPPENS[what.what.partition(" ")[0]](self, what)
+    def _happens(self, item: Event | Happening | act.SelectCheckpoint) -> None:
+        if isinstance(item, Happening):
+            if item.attempt == self.watch.attempt and not self.over:
+                HAPPENS[item.text.partition(" ")[0]](self, item)
             return
-        if isinstance(what, events.HealthChecked) and what.attempt != self.state.attempt.number:
-            what = events.HealthChanged(self.t, what.findings)  # the attempt began without it
-        if isinstance(what, act.SelectCheckpoint):
-            found = self.world.selected(self.t, what.attempt, what.rejected)
-            what = replace(found, agreement=what.attempt, overrides=what.overrides, rejected=what.rejected) if what.nodes else found
-        elif isinstance(what, events.AttemptEnded) and what.attempt == self.watch.attempt:
+        if isinstance(item, events.HealthChecked) and item.attempt != self.state.attempt.number:
+            item = events.HealthChanged(self.t, item.findings)  # the attempt began without it
+        if isinstance(item, act.SelectCheckpoint):
+            selection = self.world.selected(self.t, item.attempt, item.rejected)
+            item = replace(selection, agreement=item.attempt, overrides=item.overrides, rejected=item.rejected) if item.nodes else selection
+        elif isinstance(item, events.AttemptEnded) and item.attempt == self.watch.attempt:
             self.watch.alive = False
-        elif isinstance(what, events.RankExited) and what.attempt == self.watch.attempt and not (self.ended or self.stuck):
+        elif isinstance(item, events.RankExited) and item.attempt == self.watch.attempt and not (self.ended or self.stuck):
             self._stop_ranks("failed", self.job.policy.stop.grace_s)  # the agent does, before it reports the exit
-        elif isinstance(what, events.EvidenceCollected):
-            waited = self.state.stage is Stage.TEARDOWN and self.state.attempt.evidence is None and what.attempt == self.watch.attempt
+        elif isinstance(item, events.EvidenceCollected):
+            waited = self.state.stage is Stage.TEARDOWN and self.state.attempt.evidence is None and item.attempt == self.watch.attempt
             if waited:
                 self.watch.strike = self.strike if self.struck else None
-                self.watch.given(self.watch.strike, what.gpus or self.state.gpus)
-        self.feed(what)
+                self.watch.given(self.watch.strike, item.gpus or self.state.gpus)
+        self.feed(item)
 
     def begin(self, action: act.BeginAttempt) -> None:
         """Let the attempt live."""
         self.world.t = self.t
         trial = self.trial = self.watch.trial = self.world.trial(action)
-        found = self.world.strike(trial)
-        self.ailing, self.strike = found or (-1, None)
+        first = self.world.strike(trial)
+        self.ailing, self.strike = first or (-1, None)
         self.struck = self.ended = self.stuck = False
         self.life = self.world.lived(trial, self.t, self.strike)
         self._goes_on(self.life)
@@ -257,9 +257,9 @@ class Play:
             evidence: tuple[Evidence, ...] = (Evidence("launcher", "signal", "9", t=self.t),)
         else:
             trial = self.trial
-            made = max(strike.at - (trial.base if trial else 0), 0) if strike.at >= 0 else 0
+            steps = max(strike.at - (trial.base if trial else 0), 0) if strike.at >= 0 else 0
             blind = job.sight == BLIND or strike.phase is Phase.UNKNOWN
-            beat = () if blind else faults.heartbeat(strike, strike.at if job.sight == ABSOLUTE else None, made)
+            beat = () if blind else faults.heartbeat(strike, strike.at if job.sight == ABSOLUTE else None, steps)
             evidence = faults.evidence(strike, self.t, beat)
         after = self.rng.uniform(0.01, action.deadline_s * 1.2)
         gpus = self.world.gpus() if any(gpu.quarantined for gpu in self.state.gpus) else ()
@@ -286,14 +286,14 @@ class Play:
 
     def sicken(self, happening: Happening) -> None:
         """A GPU, or the host, is ill from now on; the driver reports it, and the job trains on."""
-        finding = self.world.sicken(happening.what.partition(" ")[2], int(happening.value))
+        finding = self.world.sicken(happening.text.partition(" ")[2], int(happening.value))
         self.feed(events.HealthChanged(self.t, (finding,)))
 
     def hang(self, happening: Happening) -> None:
         """The ranks stand still, as two looks show; where that does not end the attempt, it is over later, and may come again."""
         if self.ended or self.stuck or self.state.stage is not Stage.RUNNING:
             return
-        attempt, kind = self.watch.attempt, HangKind(happening.what.partition(" ")[2])
+        attempt, kind = self.watch.attempt, HangKind(happening.text.partition(" ")[2])
         timeout = self.rng.choice((None, 600.0))
         hang = Hang(
             kind, f"{kind}: nobody moves", (0,), still_s=happening.value, calibrated=self.rng.random() < OFTEN, group_timeout_s=timeout
@@ -371,12 +371,12 @@ class Play:
         """The agent or the guardian dies."""
         if not self.ended:
             self._still()
-            self.feed(events.LauncherExited(self.t, self.watch.attempt, happening.what, signal=9))
+            self.feed(events.LauncherExited(self.t, self.watch.attempt, happening.text, signal=9))
 
     def signal(self, happening: Happening) -> None:
         """A person or a scheduler requests a stop."""
         left_s = happening.value if happening.value >= 0 else None
-        self.feed(events.StopRequested(self.t, int(happening.what.split()[1]), left_s))
+        self.feed(events.StopRequested(self.t, int(happening.text.split()[1]), left_s))
 
     def nodes(self, happening: Happening) -> None:
         """Other nodes ask to join."""
@@ -385,7 +385,7 @@ class Play:
 
     def journal_it(self, happening: Happening) -> None:
         """The journal does not answer for a while."""
-        self.feed(events.JournalDegraded(self.t, happening.what))
+        self.feed(events.JournalDegraded(self.t, happening.text))
         self.later(40.0, events.JournalRecovered(self.t + 40.0))
 
     def stacks(self, happening: Happening) -> None:
@@ -407,7 +407,7 @@ class Play:
         """A rank of another node fails, and that node decides, or never does."""
         if self.ended:
             return
-        self.elsewhere = happening.what.removeprefix("peer_")
+        self.elsewhere = happening.text.removeprefix("peer_")
         self.feed(events.AttemptEndedByPeer(self.t, self.watch.attempt, MEMBERS[1], "rank 0: exit code 1"))
 
     def report(self, action: act.ReportAttempt) -> None:

@@ -307,7 +307,7 @@ def heartbeat(strike: Strike, step: int | None, steps: int) -> tuple[Evidence, .
     rank = strike.rank
     counted = ("step", str(step)) if step is not None else ("steps", str(steps))
     came = ("ran", "more than imports") if strike.stepless else ("optimizer", "made")
-    found = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", *came, rank)]
+    facts = [Evidence("heartbeat", "phase", strike.phase.value, rank), Evidence("heartbeat", *came, rank)]
     if steps > 0:
-        found.append(Evidence("heartbeat", counted[0], counted[1], rank))
-    return tuple(found)
+        facts.append(Evidence("heartbeat", counted[0], counted[1], rank))
+    return tuple(facts)

@@ -65,10 +65,10 @@ class Broken(Exception):  # noqa: N818 (it names what an invariant is, not an er
     """An invariant that did not hold."""
 
 
-def demand(holds: object, what: str) -> None:
+def demand(holds: object, message: str) -> None:
     """Raise Broken unless it holds."""
     if not holds:
-        raise Broken(what)
+        raise Broken(message)
 
 
 @dataclass(slots=True)

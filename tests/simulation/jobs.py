@@ -186,7 +186,7 @@ class Draft:
             happenings += [at] + [replace(at, after_s=at.after_s + rng.uniform(0.01, 20.0)) for _ in range(rng.choice((0, 0, 1, 2)))]
         return tuple(happenings)
 
-    def made(self, theme: str, ailments: tuple[Ailment, ...]) -> Job:
+    def build(self, theme: str, ailments: tuple[Ailment, ...]) -> Job:
         """Return the job."""
         if "knobs" not in self.policy:
             self.knobs()
@@ -369,7 +369,7 @@ def _unsynced(d: Draft) -> tuple[Ailment, ...]:
     d.permits(theirs=("TORCH_DISTRIBUTED_DEBUG",))
     d.job["sight"] = w.ABSOLUTE
     at = d.rng.choice((1, EARLY, d.rng.randrange(20, 150)))
-    return (Unsynced(d.rng.choice(tuple(SHOWN)), at, told=d.odds(0.3), sure=d.sure()),)
+    return (Unsynced(d.rng.choice(tuple(SHOWN)), at, is_named=d.odds(0.3), sure=d.sure()),)
 
 
 def _none(d: Draft) -> tuple[Ailment, ...]:
@@ -421,4 +421,4 @@ def drawn(rng: Random, cause: Cause) -> Job:
     ailments = theme(draft)
     if draft.odds(0.1):
         ailments = (*ailments, Wear(Cause.KILLED_UNKNOWN, rng.randrange(40, 200), times=1))
-    return draft.made(f"{cause}/{theme.__name__.strip('_')}", ailments)
+    return draft.build(f"{cause}/{theme.__name__.strip('_')}", ailments)

@@ -102,8 +102,8 @@ class Record:
 
     def rows(self, source: str, name: str) -> list[dict[str, str]]:
         """Return what the observers found beside the strike."""
-        found = self.strike.beside if self.strike else ()
-        return [{"text": one.text, **dict(one.fields)} for one in found if (one.source, one.name) == (source, name)]
+        facts = self.strike.beside if self.strike else ()
+        return [{"text": fact.text, **dict(fact.fields)} for fact in facts if (fact.source, fact.name) == (source, name)]
 
     @property
     def interface(self) -> str:
@@ -501,7 +501,7 @@ def _of_hardware(record: Record, mine: Sequence[Record], books: Watch) -> bool:
     uses = record.verdict.cause is Cause.CUDA_ILLEGAL_ACCESS or bool(record.verdict.gpu) or for_each
     several = ranks > 1
     at = [r.strike.at if r.strike else -1 for r in (*mine, record)]
-    apart = books.job.sight == "absolute" and all(abs(one - at[-1]) > books.job.policy.same_place_steps for one in at[:-1])
+    apart = books.job.sight == "absolute" and all(abs(step - at[-1]) > books.job.policy.same_place_steps for step in at[:-1])
     return uses and several and apart and min(at) >= 0
 
 

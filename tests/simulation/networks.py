@@ -119,7 +119,7 @@ class Late:
         if now_s >= self.needs_s:
             return None
         late = trial.ranks - 1
-        looked = self.cause is Cause.HANG_NO_ERROR or any(happening.what.startswith("hang") for happening in world.job.happenings)
+        looked = self.cause is Cause.HANG_NO_ERROR or any(happening.text.startswith("hang") for happening in world.job.happenings)
         facts: tuple[tuple[str, str], ...] = (("timeout", str(now_s)),)
         facts = (*facts, *hang(HangKind.LATE, self.phase, late, now_s)) if looked else facts
         beside = (Evidence("heartbeat", "phase", self.phase.value, late),)
@@ -150,11 +150,12 @@ class HangingGpu:
 
 @dataclass(frozen=True, slots=True)
 class Unsynced:
-    """Ranks that do not do the same thing, of a kind of SHOWN, from step `at` on. told: torch names it at once. No override cures it."""
+    """Ranks that do not do the same thing, of a kind of SHOWN, from step `at` on. No override cures it."""
 
     kind: int
     at: int
-    told: bool = False
+    #: Whether torch names it at once.
+    is_named: bool = False
     sure: bool = True
 
     def strike(self, trial: Trial, world: World, met: int) -> Strike | None:
@@ -162,7 +163,7 @@ class Unsynced:
         at = self.at if self.at <= EARLY else no_further(trial, world, self.at, met)
         indices, named, then = SHOWN[self.kind]
         strike = Strike(Cause.DDP_UNSYNCED, max(at, trial.base + 1), Phase.TRAIN, sure=self.sure)
-        if self.told or DEBUG in trial.overrides:
+        if self.is_named or DEBUG in trial.overrides:
             return replace(strike, kind=then, facts=named, remedy="repair")
         return replace(strike, kind=self.kind, facts=indices, remedy="name_it")
 

@@ -76,7 +76,7 @@ def played(seed: int, judge: Decide = decide, report: Callable[[str], None] | No
     """Play the jobs of a seed until all are over or something is broken."""
     outcome = Outcome(seed)
     for number in range(JOBS):
-        play, broken = one(seed, number, judge)
+        play, broken = play_job(seed, number, judge)
         outcome.events += play.events
         outcome.folded += play.folded
         outcome.reached.update(play.watch.reached)
@@ -100,7 +100,7 @@ def job_of(seed: int, number: int) -> tuple[Job, Random]:
     return drawn(rng, cause), rng
 
 
-def one(seed: int, number: int, judge: Decide = decide) -> tuple[Play, str]:
+def play_job(seed: int, number: int, judge: Decide = decide) -> tuple[Play, str]:
     """Play one job of a seed; return it as it ended, and what was broken."""
     play = Play(*job_of(seed, number), judge)
     try:

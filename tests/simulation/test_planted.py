@@ -204,9 +204,9 @@ FAST = (backoff_lost, cap_ignored, consent_ignored, stale_attempt_accepted)
 NAMES = [plant.__name__ for plant in PLANTED]
 
 
-def meets(seed: int, number: int, what: str) -> bool:
+def meets(seed: int, number: int, event: str) -> bool:
     """Whether this happens to a job of a seed."""
-    return any(happening.what.startswith(what) for happening in seeds.job_of(seed, number)[0].happenings)
+    return any(happening.text.startswith(event) for happening in seeds.job_of(seed, number)[0].happenings)
 
 
 PLANTS = [pytest.param(plant, marks=() if plant in FAST else pytest.mark.slow) for plant in PLANTED]
@@ -217,7 +217,7 @@ def test_a_seed_is_broken(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None
     plant(monkeypatch)
     wanted = NEEDS.get(plant.__name__, "")
     jobs = ((seed, number) for seed in range(seeds.SEEDS) for number in range(seeds.JOBS) if not wanted or meets(seed, number, wanted))
-    assert any(seeds.one(seed, number)[1] for seed, number in jobs)
+    assert any(seeds.play_job(seed, number)[1] for seed, number in jobs)
 
 
 def fails(play: Callable[[], object]) -> bool:

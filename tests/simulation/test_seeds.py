@@ -99,7 +99,7 @@ def test_without_any_one_row_a_seed_is_broken(
     cause: Cause, ladder_step: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LADDERS, cause, tuple(name for name in LADDERS[cause] if name != ladder_step))
-    assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, [(cause, ladder_step)]))
+    assert any(seeds.play_job(seed, number)[1] for seed, number in jobs_of(outcomes, [(cause, ladder_step)]))
 
 
 @pytest.mark.slow
@@ -107,11 +107,11 @@ def test_without_any_one_row_a_seed_is_broken(
 def test_without_any_one_strategy_a_seed_is_broken(strategy: str, outcomes: list[seeds.Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
     silence(monkeypatch, strategy)
     answered = [(cause, strategy) for cause in seeds.CAUSES]
-    assert any(seeds.one(seed, number)[1] for seed, number in jobs_of(outcomes, answered))
+    assert any(seeds.play_job(seed, number)[1] for seed, number in jobs_of(outcomes, answered))
 
 
 def test_the_same_seed_is_the_same_history() -> None:
-    first, again = (seeds.one(7, 3) for _ in range(2))
+    first, again = (seeds.play_job(7, 3) for _ in range(2))
     assert first[0].journal == again[0].journal
     assert len(first[0].journal) > 10
 
@@ -124,6 +124,6 @@ def test_a_seed_replays_with_what_judges_it() -> None:
         judged.append(event)
         return decide(state, event)
 
-    play, broken = seeds.one(1, 1, judge)
+    play, broken = seeds.play_job(1, 1, judge)
     assert not broken
     assert len(judged) >= play.events > 0

@@ -79,7 +79,7 @@ class Happening:
 
     attempt: int
     after_s: float
-    what: str
+    text: str
     value: float = 0.0
 
 
@@ -200,9 +200,9 @@ class World:
         """Return what ends this trial first, and the number of the ailment; None where it comes to its end."""
         first: tuple[int, Strike] | None = None
         for number, ailment in enumerate(self.job.ailments):
-            found = ailment.strike(trial, self, self.met.get(number, 0))
-            if found is not None and (first is None or found.at < first[1].at):
-                first = (number, found)
+            strike = ailment.strike(trial, self, self.met.get(number, 0))
+            if strike is not None and (first is None or strike.at < first[1].at):
+                first = (number, strike)
         if first is not None and first[1].at >= self.job.total:
             return None
         return first
@@ -233,29 +233,29 @@ class World:
 
     def lived(self, trial: Trial, t: float, strike: Strike | None) -> Iterator[tuple[float, Event]]:
         """Return what is seen of a trial, one by one, up to its end or the strike, which comes after the last event."""
-        found: list[tuple[float, Event]] = []
+        timeline: list[tuple[float, Event]] = []
         job, rng, number = self.job, self.rng, trial.number
         t += 2.0 + 3.0 * rng.random()
         ranks = tuple(RankInfo(r, r, 100 + r, 7) for r in range(trial.ranks))
         if strike is not None and strike.at < 0 and strike.phase is Phase.UNKNOWN:
             return iter(())  # not even a rank was there
-        found.append((t, events.ProgramIdentified(t, number, PROGRAM)))
-        found.append((t, events.AttemptStarted(t, number, ranks, trial.world)))
+        timeline.append((t, events.ProgramIdentified(t, number, PROGRAM)))
+        timeline.append((t, events.AttemptStarted(t, number, ranks, trial.world)))
         seen = job.sight != BLIND
         if not seen:
             t += 30.0
-            found.append((t, events.StartCeilingPassed(t, number, tuple(range(trial.ranks)))))
+            timeline.append((t, events.StartCeilingPassed(t, number, tuple(range(trial.ranks)))))
         if seen and trial.path:
             t += 1.0
-            found.append((t, events.ProgressObserved(t, number, None, 0, Phase.LOAD)))
+            timeline.append((t, events.ProgressObserved(t, number, None, 0, Phase.LOAD)))
         if strike is not None and strike.at < 0:
-            return iter(found)
+            return iter(timeline)
         if job.program and seen:
             t += 1.0
-            found.append((t, events.ProgramSeen(t, number, (job.program,), self._shown(trial), job.batchnorm)))
+            timeline.append((t, events.ProgramSeen(t, number, (job.program,), self._shown(trial), job.batchnorm)))
         if job.saves_on_request and seen:
-            found.append((t, events.SaveOnRequestSeen(t, number)))
-        return chain(found, self._trained(trial, t, strike))
+            timeline.append((t, events.SaveOnRequestSeen(t, number)))
+        return chain(timeline, self._trained(trial, t, strike))
 
     def _shown(self, trial: Trial) -> tuple[tuple[str, str], ...]:
         counts = {knob.name: knob.counts for knob in self.job.policy.knobs}

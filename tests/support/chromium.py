@@ -48,8 +48,8 @@ class Browser:
         self.events: list[dict[str, Any]] = []
         self._answers: dict[int, dict[str, Any]] = {}
         self._number, self._rest = 0, b""
-        theirs, self._out = os.pipe()
-        self._in, back = os.pipe()
+        command_end, self._out = os.pipe()
+        self._in, answer_end = os.pipe()
         # as root there is no sandbox, and in a container /dev/shm may be small
         options = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--no-first-run"]
         options += [
@@ -59,12 +59,12 @@ class Browser:
             f"--user-data-dir={scratch}",
         ]
         # a shell puts the two pipes where Chromium looks for them: first out of the way of 3 and 4
-        reads, writes = (fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, 10) for one in (theirs, back))
+        reads, writes = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (command_end, answer_end))
         words = ["bash", "-c", f'exec "$@" 3<&{reads} 4>&{writes}', "bash", text, *options, "about:blank"]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  until it ends
         self._process = subprocess.Popen(words, pass_fds=(reads, writes), stdout=self._log, stderr=self._log, start_new_session=True)  # noqa: S603
-        for one in (theirs, back, reads, writes):
-            os.close(one)
+        for fd in (command_end, answer_end, reads, writes):
+            os.close(fd)
         self._session = ""
         try:
             self._begin()
@@ -73,7 +73,7 @@ class Browser:
             raise
 
     def _begin(self) -> None:
-        (page,) = [one for one in self.ask("Target.getTargets")["targetInfos"] if one["type"] == "page"]
+        (page,) = [target for target in self.ask("Target.getTargets")["targetInfos"] if target["type"] == "page"]
         self._session = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.ask(f"{domain}.enable")
@@ -109,10 +109,10 @@ class Browser:
         while number not in self._answers:
             if not self._receive(until - time.monotonic()):
                 raise BrowserError(f"{method}: nothing came within {patience_s:g} s")
-        found = self._answers.pop(number)
-        if "error" in found:
-            raise BrowserError(f"{method}: {found['error']}")
-        result: dict[str, Any] = found["result"]
+        answer = self._answers.pop(number)
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']}")
+        result: dict[str, Any] = answer["result"]
         return result
 
     def _receive(self, wait_s: float) -> bool:
@@ -161,17 +161,17 @@ class Browser:
 
     def evaluate(self, expression: str) -> Any:  # noqa: ANN401  JSON
         """Return the value of an expression of the page; of a promise, what it comes to."""
-        found = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in found:
-            raise BrowserError(json.dumps(found["exceptionDetails"])[:2000])
-        return found["result"].get("value")
+        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in answer:
+            raise BrowserError(json.dumps(answer["exceptionDetails"])[:2000])
+        return answer["result"].get("value")
 
-    def wait(self, condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    def wait(self, condition: Callable[[], object], goal: str, patience_s: float = PATIENCE_S) -> None:
         """Await a condition of the page."""
         until = time.monotonic() + patience_s
         while not condition():
             if time.monotonic() > until:
-                raise BrowserError(f"waited {patience_s:g} s for {what}")
+                raise BrowserError(f"waited {patience_s:g} s for {goal}")
             time.sleep(0.05)
 
     def screenshot(self, path: Path) -> Path:

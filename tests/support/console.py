@@ -28,15 +28,15 @@ class Typed:
 
 def typed_on(page: str) -> list[Typed]:
     """Return the commands of a page, in their order."""
-    found: list[Typed] = []
+    commands: list[Typed] = []
     for kind, text in _FENCE.findall(page_text(page)):
         if kind == "console":
             for line in text.splitlines():
                 assert line.startswith("$ "), f"a line of a console without a prompt: {line}"
-                found.append(Typed(re.split(r"\s{2,}#", line.removeprefix("$ "))[0].strip()))
+                commands.append(Typed(re.split(r"\s{2,}#", line.removeprefix("$ "))[0].strip()))
         elif kind == "text":
-            found[-1] = Typed(found[-1].command, found[-1].shown + text)
-    return found
+            commands[-1] = Typed(commands[-1].command, commands[-1].shown + text)
+    return commands
 
 
 def rows(text: str) -> list[str]:
@@ -66,7 +66,7 @@ def masked(row: str) -> str:
 def assert_shown(text: str, printed: str) -> None:
     """Fail where the page shows a row that was not printed. A printed row may continue where the page ends."""
     there = rows(printed)
-    missing = [row for row in rows(text) if not any(one.startswith(row) for one in there)]
+    missing = [row for row in rows(text) if not any(printed_row.startswith(row) for printed_row in there)]
     assert missing == [], f"{missing} not in what was printed:\n{printed}"
 
 

@@ -47,9 +47,9 @@ def words(home: os.PathLike[str], group: os.PathLike[str], deny: tuple[str, ...]
     return (*join, *apart, sys.executable, "-I", "-S", __file__, str(home), str(group), ",".join((*REFUSED, *deny)))
 
 
-def _checked(result: int, what: str) -> None:
+def _checked(result: int, operation: str) -> None:
     if result:
-        sys.exit(f"{what}: {os.strerror(ctypes.get_errno())}")
+        sys.exit(f"{operation}: {os.strerror(ctypes.get_errno())}")
 
 
 def _write(path: str, text: str) -> None:

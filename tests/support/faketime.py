@@ -15,14 +15,14 @@ time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 def faketime(place: Path) -> dict[str, str]:
     """Return the variables with which the wall clock, and it alone, is ahead by the seconds in the file `clock`."""
-    found = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-    if found is None:
+    library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+    if library is None:
         pytest.skip("needs Debian's package libfaketime")
     (place / "site").mkdir()
     (place / "site" / "sitecustomize.py").write_text(SLEEPS)
     return {
         "PYTHONPATH": str(place / "site"),
-        "LD_PRELOAD": str(found),
+        "LD_PRELOAD": str(library),
         "FAKETIME_TIMESTAMP_FILE": str(place / "clock"),
         "FAKETIME_CACHE_DURATION": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",

@@ -27,8 +27,8 @@ class Figures:
 
 def spent_s() -> float:
     """Return the CPU seconds of this process and of its children that ended."""
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    used = (resource.getrusage(processes) for processes in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def is_within(took_s: float, limit_s: float) -> bool:
@@ -42,9 +42,9 @@ def within(limit_s: float, *, since: float) -> bool:
 
 
 @contextlib.contextmanager
-def costs_at_most(limit_s: float, what: str = "") -> Iterator[None]:
+def costs_at_most(limit_s: float, subject: str = "") -> Iterator[None]:
     """Fail where the block needs more CPU seconds than that, under `make bench`."""
     before = spent_s()
     yield
     took_s = spent_s() - before
-    assert took_s <= limit_s or not Figures.asserted, f"{what}: {took_s:.3f} s of CPU, more than {limit_s} s"
+    assert took_s <= limit_s or not Figures.asserted, f"{subject}: {took_s:.3f} s of CPU, more than {limit_s} s"

@@ -103,22 +103,22 @@ class FileServer:
     # what the kernel knows
 
     @staticmethod
-    def _key(found: os.stat_result) -> tuple[int, int]:
-        return found.st_dev, found.st_ino
+    def _key(status: os.stat_result) -> tuple[int, int]:
+        return status.st_dev, status.st_ino
 
     def _entry(self, parent: Node, name: bytes) -> bytes:
         fd = os.open(name, os.O_PATH | os.O_NOFOLLOW, dir_fd=parent.fd)
-        found = os.fstat(fd)
+        status = os.fstat(fd)
         with self._guard:
-            number = self._by_inode.get(self._key(found))
+            number = self._by_inode.get(self._key(status))
             if number is None:
                 self._next += 1
-                number = self._by_inode[self._key(found)] = self._next
+                number = self._by_inode[self._key(status)] = self._next
                 self._nodes[number] = Node(number, fd)
             else:
                 os.close(fd)
             self._nodes[number].known += 1
-        return struct.pack("<QQQQII", number, 0, 0, 0, 0, 0) + self._attributes(number, found)  # nothing may be cached
+        return struct.pack("<QQQQII", number, 0, 0, 0, 0, 0) + self._attributes(number, status)  # nothing may be cached
 
     def _forget(self, opcode: int, number: int, data: bytes) -> None:
         pairs = [(number, struct.unpack_from("<Q", data)[0])] if opcode == FORGET else []
@@ -126,23 +126,23 @@ class FileServer:
             count = struct.unpack_from("<II", data)[0]
             pairs = [struct.unpack_from("<QQ", data, 8 + 16 * at) for at in range(count)]
         with self._guard:
-            for one, times in pairs:
-                node = self._nodes.get(one)
-                if node is None or one == ROOT:
+            for node_number, times in pairs:
+                node = self._nodes.get(node_number)
+                if node is None or node_number == ROOT:
                     continue
                 node.known -= times
                 if node.known <= 0:
-                    del self._nodes[one]
-                    self._by_inode = {key: known for key, known in self._by_inode.items() if known != one}
+                    del self._nodes[node_number]
+                    self._by_inode = {key: known for key, known in self._by_inode.items() if known != node_number}
                     os.close(node.fd)
 
     @staticmethod
-    def _attributes(number: int, found: os.stat_result) -> bytes:
-        times = (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)
+    def _attributes(number: int, status: os.stat_result) -> bytes:
+        times = (status.st_atime_ns, status.st_mtime_ns, status.st_ctime_ns)
         whole, rest = [time // 10**9 for time in times], [time % 10**9 for time in times]
         return struct.pack(
-            "<6Q10I", number, found.st_size, found.st_blocks, *whole, *rest,
-            found.st_mode, found.st_nlink, found.st_uid, found.st_gid, found.st_rdev, 4096, 0,
+            "<6Q10I", number, status.st_size, status.st_blocks, *whole, *rest,
+            status.st_mode, status.st_nlink, status.st_uid, status.st_gid, status.st_rdev, 4096, 0,
         )  # fmt: skip
 
     # operations; each returns the answer's content, or raises OSError
@@ -167,9 +167,9 @@ class FileServer:
         if valid & SIZE:
             os.truncate(node.path, size)
         if valid & (ATIME | MTIME):
-            now, was = time.time_ns(), os.fstat(node.fd)
-            accessed = now if valid & ATIME_NOW else atime * 10**9 + atime_ns if valid & ATIME else was.st_atime_ns
-            modified = now if valid & MTIME_NOW else mtime * 10**9 + mtime_ns if valid & MTIME else was.st_mtime_ns
+            now, before = time.time_ns(), os.fstat(node.fd)
+            accessed = now if valid & ATIME_NOW else atime * 10**9 + atime_ns if valid & ATIME else before.st_atime_ns
+            modified = now if valid & MTIME_NOW else mtime * 10**9 + mtime_ns if valid & MTIME else before.st_mtime_ns
             os.utime(node.path, ns=(accessed, modified))
         return self._getattr(node, data)
 
@@ -253,14 +253,14 @@ class FileServer:
 
     def _readdir(self, _node: Node, data: bytes) -> bytes:
         fd, at, size = struct.unpack_from("<QQI", data)
-        found = NOTHING
+        listing = NOTHING
         for number, (name, status) in enumerate(self._listings[fd][at:], at + 1):
             row = struct.pack("<QQII", status.st_ino, number, len(name), stat.S_IFMT(status.st_mode) >> 12) + name
             row += bytes(-len(row) % 8)
-            if len(found) + len(row) > size:
+            if len(listing) + len(row) > size:
                 break
-            found += row
-        return found
+            listing += row
+        return listing
 
     def _releasedir(self, _node: Node, data: bytes) -> bytes:
         fd = struct.unpack_from("<Q", data)[0]

@@ -93,14 +93,14 @@ class Fork:
 
 @functools.cache
 def _server(*imports: str) -> socket.socket:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    our_end, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_THEIRS)}
     environ |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-P", __file__, str(theirs.fileno()), *imports]
-    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, pass_fds=[theirs.fileno()])  # noqa: S603
-    theirs.close()
-    atexit.register(lambda: (ours.close(), server.wait()))
-    return ours
+    command = [sys.executable, "-P", __file__, str(server_end.fileno()), *imports]
+    server = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environ, pass_fds=[server_end.fileno()])  # noqa: S603
+    server_end.close()
+    atexit.register(lambda: (our_end.close(), server.wait()))
+    return our_end
 
 
 def run_program(*words: str) -> int:

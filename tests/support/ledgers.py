@@ -29,21 +29,21 @@ def check_ledger(run: RunLedger, wall_s: float | None = None, *, least_accounted
     total = math.fsum(seconds.values())
     assert abs(total - wall_s) <= SUM_OFF * wall_s + 1e-6, f"the states add up to {total} s of {wall_s} s: {seconds}"
     assert seconds[TimeState.UNACCOUNTED] <= (1 - least_accounted) * wall_s, f"unaccounted: {seconds}"
-    for one, following in pairwise(run.spans):
-        assert abs(one.end_t - following.begin_t) < 1e-6, f"a gap or an overlap: {one} {following}"
+    for earlier, following in pairwise(run.spans):
+        assert abs(earlier.end_t - following.begin_t) < 1e-6, f"a gap or an overlap: {earlier} {following}"
     assert all(span.took_s > 0 for span in run.spans)
 
 
 def check_ledgers(records: Iterable[Record | Damage], *, least_accounted: float = 1 - UNACCOUNTED) -> list[RunLedger]:
     """Check the ledgers of all runs of a whole journal, and return them. The wall clock is what the records themselves have."""
     spent: list[list[float]] = []
-    found = [record for record in records if isinstance(record, Record)]
-    for record in found:
+    sound_records = [record for record in records if isinstance(record, Record)]
+    for record in sound_records:
         if isinstance(record.body, RunBegan) and (not spent or not record.body.continues):
             spent.append([record.t, record.t])
         elif spent and isinstance(record.body, EventTaken | RunEnded):
             spent[-1][1] = max(spent[-1][1], record.t)
-    runs = fold(found).ledgers()
+    runs = fold(sound_records).ledgers()
     assert len(runs) == len(spent)
     for run, (begin_t, end_t) in zip(runs, spent, strict=True):
         check_ledger(run, end_t - begin_t, least_accounted=least_accounted)
@@ -55,8 +55,8 @@ def check_ledgers_below(directory: Path, *, is_damaged: bool = False) -> int:
 
     is_damaged: records may be missing, and then the states need only add up; or another version wrote them, and nobody can read them.
     """
-    found = 0
+    count = 0
     for path in sorted(directory.rglob("nodes/*/journal*.jsonl")):
         with contextlib.suppress(*([SuperviseError] if is_damaged else [])):
-            found += len(check_ledgers(scan(path), least_accounted=0.0 if is_damaged else 1 - UNACCOUNTED))
-    return found
+            count += len(check_ledgers(scan(path), least_accounted=0.0 if is_damaged else 1 - UNACCOUNTED))
+    return count

@@ -40,18 +40,18 @@ _lines: list[str] = []
 
 def _places() -> str:
     """Return the functions of supervise on the stack, the innermost first."""
-    frame, found = sys._getframe(2), []  # noqa: SLF001
-    while frame is not None and len(found) < 4:
+    frame, places = sys._getframe(2), []  # noqa: SLF001
+    while frame is not None and len(places) < 4:
         path = frame.f_code.co_filename
         if path.startswith(str(HERE)) and "/tests/" not in path and ".venv" not in path:
-            found.append(f"{os.path.relpath(path, HERE)}:{frame.f_code.co_name}")
+            places.append(f"{os.path.relpath(path, HERE)}:{frame.f_code.co_name}")
         frame = frame.f_back  # type: ignore[assignment]
-    return " < ".join(found)
+    return " < ".join(places)
 
 
-def _note(what: str) -> None:
+def _note(wait: str) -> None:
     if threading.get_ident() == _loop_thread:
-        _lines.append(f"{what} | {_places()}")
+        _lines.append(f"{wait} | {_places()}")
 
 
 def _is_on_disk(path: object) -> bool:
@@ -72,12 +72,12 @@ def _audit(event: str, args: tuple[Any, ...]) -> None:
         _lines.append(f"{event} {args[0]!r} | {_places()}")
 
 
-def _watched(module: Any, name: str, what: Callable[..., str]) -> None:  # noqa: ANN401  any module or class
-    """Have each call of a function noted for which `what` gives a text."""
+def _watched(module: Any, name: str, describe: Callable[..., str]) -> None:  # noqa: ANN401  any module or class
+    """Have each call of a function noted for which `describe` gives a text."""
     call = getattr(module, name)
 
     def noted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        text = what(*args, **kwargs)
+        text = describe(*args, **kwargs)
         if text:
             _note(text)
         return call(*args, **kwargs)

@@ -69,10 +69,10 @@ def many_jobs(root: Path, now: float, *, pid: int = 1, start_ticks: int = 1) -> 
     for name, story in STORIES.items():
         written = job_at(root, f"bert-{name}", now - 86_400)
 
-        def told(written: RecordedJob = written, **policy: Any) -> Story:  # noqa: ANN401  as Story takes it
+        def make_story(written: RecordedJob = written, **policy: Any) -> Story:  # noqa: ANN401  as Story takes it
             return Story(written, **policy)
 
-        story(told)
+        story(make_story)
     for number in range(4):
         recovered(root, f"llama-{number}", now, pid=pid, start_ticks=start_ticks).close()
     recovered(root, "its-supervisor-was-killed", now).close()

@@ -33,9 +33,9 @@ def save_whole(directory: Path, step: int = 40, seed: int = 1, *, is_nan: bool =
 
 def split(whole: Path, *nodes: Path, files: Files = FILES) -> tuple[Path, ...]:
     """Copy to each node's directory what that node has; return the checkpoints there."""
-    made = tuple(directory / whole.name for directory in nodes)
-    for directory, names in zip(made, files, strict=True):
+    paths = tuple(directory / whole.name for directory in nodes)
+    for directory, names in zip(paths, files, strict=True):
         directory.mkdir(parents=True)
         for name in names:
             shutil.copyfile(whole / name, directory / name)
-    return made
+    return paths

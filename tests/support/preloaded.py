@@ -114,8 +114,8 @@ def _store(files: tuple[int, int, int], imports: tuple[str, ...]) -> Iterator[st
     read, write = os.pipe()
     holder = Fork(f"{__name__}:hold_store", imports=imports, environ=os.environ, cwd=Path.cwd(), descriptors=(*files, write))
     os.close(write)
-    with os.fdopen(read, "rb", buffering=0) as told:
-        port = told.read().decode()
+    with os.fdopen(read, "rb", buffering=0) as port_pipe:
+        port = port_pipe.read().decode()
     try:
         yield port
     finally:

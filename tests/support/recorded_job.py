@@ -108,9 +108,9 @@ class RecordedJob:
             core_events.RankExited(self.T0 + at + 0.5, n, RankExit(0, 100, 20, signal=15)),
             core_events.AttemptEnded(self.T0 + at + 2, n, "failed"),
         )
-        found = (Evidence("exit", "signal", "9", 1, self.T0 + at), Evidence("heartbeat", "phase", "train", 1), *facts)
+        evidence = (Evidence("exit", "signal", "9", 1, self.T0 + at), Evidence("heartbeat", "phase", "train", 1), *facts)
         incident = self.state.run.incident.number if self.state.run.incident else 0
-        self.feed(core_events.EvidenceCollected(self.T0 + at + 2, n, incident, found, 0.5))
+        self.feed(core_events.EvidenceCollected(self.T0 + at + 2, n, incident, evidence, 0.5))
 
     def give_up(self, at: float) -> None:
         """Let rank 1 fail at an import, which no restart would help, and the run end."""

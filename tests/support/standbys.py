@@ -40,13 +40,13 @@ class Ranks:
         if not directory.exists():
             heartbeats.create(directory / "heartbeat", 2)
         bare = {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | {"OMP_NUM_THREADS": "1"}
-        ours = {
+        job_variables = {
             "SUPERVISE_JOB_DIR": str(self.folder / "job"),
             "SUPERVISE_JOB_ATTEMPT": str(attempt),
             "SUPERVISE_JOB_SHIM": "rank",
             "PYTHONPATH": FOLDER,
         }
-        return bare | ours | self.variables | more
+        return bare | job_variables | self.variables | more
 
     def directory(self, attempt: int) -> Path:
         """Return the attempt's directory."""
@@ -77,17 +77,17 @@ class Ranks:
     def start(self, *args: str, attempt: int = 1, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Standby:
         """Start a standby for the command and the environment of an attempt, by the record of that attempt."""
         argv, given = [self.executable, *args], dict(env or self.env(attempt))
-        ours, theirs = pair()
-        with theirs:
+        our_end, their_end = pair()
+        with their_end:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 argv,
-                env=environment(given, theirs.fileno(), str(self.record(attempt))),
-                pass_fds=[theirs.fileno()],
+                env=environment(given, their_end.fileno(), str(self.record(attempt))),
+                pass_fds=[their_end.fileno()],
                 cwd=cwd or self.folder,
                 start_new_session=True,
             )
         self.processes.append(process)
-        self.standby = Standby(process.pid, ours, StartFacts(argv, given, str(cwd or self.folder)))
+        self.standby = Standby(process.pid, our_end, StartFacts(argv, given, str(cwd or self.folder)))
         return self.standby
 
     def ready(self, *args: str, **how: Any) -> Standby:  # noqa: ANN401 - as `start` takes them

@@ -28,7 +28,7 @@ def patience_s(deadline_s: float) -> float:
 
 def wait_for(
     look: Callable[[], Found],
-    what: str = "a condition",
+    goal: str = "a condition",
     deadline_s: float = PATIENCE_S,
     *,
     alive: Callable[[], bool] = lambda: True,
@@ -43,13 +43,13 @@ def wait_for(
     while time.monotonic() < deadline:
         began = time.thread_time()
         was_alive = alive()  # asked first: what happened just before the end is still found
-        found = look()
-        if found:
-            return found
+        answer = look()
+        if answer:
+            return answer
         if not was_alive:
-            pytest.fail(f"supervise ended before {what} {state()}")
+            pytest.fail(f"supervise ended before {goal} {state()}")
         time.sleep(max(0.01, 3 * (time.thread_time() - began)))  # a look that is dear takes no more than a quarter of a CPU from the job
-    return pytest.fail(f"not within {deadline_s} s: {what} {state()}")
+    return pytest.fail(f"not within {deadline_s} s: {goal} {state()}")
 
 
 def is_running(pid: int) -> bool:

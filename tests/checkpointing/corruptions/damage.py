@@ -1,6 +1,6 @@
 """Everything that is done to a sound checkpoint, one function each, and the verdicts that are right about it.
 
-Each function damages the files of a `Made`. None for a format means: it does not apply there.
+Each function damages the files of a `SoundCheckpoint`. None for a format means: it does not apply there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .sound import Made
+    from .sound import SoundCheckpoint
 
 PAGE: Final = 4096
 
@@ -34,118 +34,118 @@ class Bomb:
         return os.system, (self.command,)
 
 
-def truncate(made: Made) -> None:
-    os.truncate(made.victim, made.victim.stat().st_size // 2)
+def truncate(checkpoint: SoundCheckpoint) -> None:
+    os.truncate(checkpoint.victim, checkpoint.victim.stat().st_size // 2)
 
 
-def truncate_one_byte(made: Made) -> None:
-    os.truncate(made.victim, made.victim.stat().st_size - 1)
+def truncate_one_byte(checkpoint: SoundCheckpoint) -> None:
+    os.truncate(checkpoint.victim, checkpoint.victim.stat().st_size - 1)
 
 
-def empty(made: Made) -> None:
-    os.truncate(made.victim, 0)
+def empty(checkpoint: SoundCheckpoint) -> None:
+    os.truncate(checkpoint.victim, 0)
 
 
-def all_zeros(made: Made) -> None:
-    made.victim.write_bytes(bytes(made.victim.stat().st_size))
+def all_zeros(checkpoint: SoundCheckpoint) -> None:
+    checkpoint.victim.write_bytes(bytes(checkpoint.victim.stat().st_size))
 
 
-def zero_page(made: Made) -> None:
+def zero_page(checkpoint: SoundCheckpoint) -> None:
     """Zero two pages: one alone may begin just where a row does, and then it looks like rows that were never used."""
-    size = made.victim.stat().st_size
+    size = checkpoint.victim.stat().st_size
     middle = size // 2 // PAGE * PAGE
     for offset in (middle, middle + 2 * PAGE):
         if offset == middle or offset + PAGE <= size:
-            _write(made.victim, offset, bytes(min(PAGE, size - offset)))
+            _write(checkpoint.victim, offset, bytes(min(PAGE, size - offset)))
 
 
-def zero_tail(made: Made) -> None:
-    size = made.victim.stat().st_size
+def zero_tail(checkpoint: SoundCheckpoint) -> None:
+    size = checkpoint.victim.stat().st_size
     border = (size - 3 * PAGE // 2) // PAGE * PAGE
-    _write(made.victim, border, bytes(size - border))
+    _write(checkpoint.victim, border, bytes(size - border))
 
 
-def bit_flip(made: Made) -> None:
-    middle = made.victim.stat().st_size // 2
-    _write(made.victim, middle, bytes((made.victim.read_bytes()[middle] ^ 0x04,)))
+def bit_flip(checkpoint: SoundCheckpoint) -> None:
+    middle = checkpoint.victim.stat().st_size // 2
+    _write(checkpoint.victim, middle, bytes((checkpoint.victim.read_bytes()[middle] ^ 0x04,)))
 
 
-def junk_behind(made: Made) -> None:
-    with made.victim.open("ab") as file:
+def junk_behind(checkpoint: SoundCheckpoint) -> None:
+    with checkpoint.victim.open("ab") as file:
         file.write(b"junk" * 100)
 
 
-def junk_before(made: Made) -> None:
-    made.victim.write_bytes(b"junk" * 100 + made.victim.read_bytes())
+def junk_before(checkpoint: SoundCheckpoint) -> None:
+    checkpoint.victim.write_bytes(b"junk" * 100 + checkpoint.victim.read_bytes())
 
 
-def other_content(made: Made) -> None:
-    made.victim.write_text("404 not found\n")
+def other_content(checkpoint: SoundCheckpoint) -> None:
+    checkpoint.victim.write_text("404 not found\n")
 
 
-def not_a_number(made: Made) -> None:
+def not_a_number(checkpoint: SoundCheckpoint) -> None:
     """Put a NaN where the format's own checksums agree with it: that is what a training computed, and no damage."""
-    value = torch.load(made.victim, weights_only=False)
+    value = torch.load(checkpoint.victim, weights_only=False)
     value["nan"] = torch.tensor([1.0, float("nan"), 2.0])
-    torch.save(value, made.victim, _use_new_zipfile_serialization=made.victim.read_bytes()[:2] == b"PK")
+    torch.save(value, checkpoint.victim, _use_new_zipfile_serialization=checkpoint.victim.read_bytes()[:2] == b"PK")
 
 
-def fifo(made: Made) -> None:
-    made.victim.unlink()
-    os.mkfifo(made.victim)
+def fifo(checkpoint: SoundCheckpoint) -> None:
+    checkpoint.victim.unlink()
+    os.mkfifo(checkpoint.victim)
 
 
-def symlink_loop(made: Made) -> None:
-    made.victim.unlink()
-    made.victim.symlink_to(made.victim.name)
+def symlink_loop(checkpoint: SoundCheckpoint) -> None:
+    checkpoint.victim.unlink()
+    checkpoint.victim.symlink_to(checkpoint.victim.name)
 
 
-def missing_shard(made: Made) -> None:
-    assert made.shard is not None
-    made.shard.unlink()
+def missing_shard(checkpoint: SoundCheckpoint) -> None:
+    assert checkpoint.shard is not None
+    checkpoint.shard.unlink()
 
 
-def bomb(made: Made) -> None:
-    assert made.pickled is not None
-    command = Bomb(f"touch {trace_of(made)}")
-    if made.pickled.name == ".metadata":
-        made.pickled.write_bytes(pickle.dumps(command))
+def bomb(checkpoint: SoundCheckpoint) -> None:
+    assert checkpoint.pickled is not None
+    command = Bomb(f"touch {trace_of(checkpoint)}")
+    if checkpoint.pickled.name == ".metadata":
+        checkpoint.pickled.write_bytes(pickle.dumps(command))
     else:
-        torch.save({"global_step": STEP, "evil": command}, made.pickled)
+        torch.save({"global_step": STEP, "evil": command}, checkpoint.pickled)
 
 
-def wrong_pointer(made: Made) -> None:
-    assert made.pointer is not None
-    made.pointer.write_text(made.pointer.read_text().replace(str(STEP), "999"))
+def wrong_pointer(checkpoint: SoundCheckpoint) -> None:
+    assert checkpoint.pointer is not None
+    checkpoint.pointer.write_text(checkpoint.pointer.read_text().replace(str(STEP), "999"))
 
 
-def empty_pointer(made: Made) -> None:
-    assert made.pointer is not None
-    made.pointer.write_text("")
+def empty_pointer(checkpoint: SoundCheckpoint) -> None:
+    assert checkpoint.pointer is not None
+    checkpoint.pointer.write_text("")
 
 
-def mixed_steps(made: Made) -> None:
+def mixed_steps(checkpoint: SoundCheckpoint) -> None:
     """Put one file of another step in."""
-    assert made.shard is not None
-    other = made.path.parent / "other"
+    assert checkpoint.shard is not None
+    other = checkpoint.path.parent / "other"
     other.mkdir()
-    from_other = FORMATS[next(name for name in ("deepspeed", "megatron") if name in str(made.path))](other, STEP + 100)
+    from_other = FORMATS[next(name for name in ("deepspeed", "megatron") if name in str(checkpoint.path))](other, STEP + 100)
     assert from_other.shard is not None
-    shutil.copy(from_other.shard, made.shard)
+    shutil.copy(from_other.shard, checkpoint.shard)
     shutil.rmtree(other)
 
 
-def extra_shard(made: Made) -> None:
+def extra_shard(checkpoint: SoundCheckpoint) -> None:
     """Put in a shard of a rank that there was not."""
-    assert made.shard is not None
-    if "zero_pp_rank_1" in made.shard.name:
-        shutil.copy(made.shard, made.shard.with_name(made.shard.name.replace("rank_1", "rank_2")))
+    assert checkpoint.shard is not None
+    if "zero_pp_rank_1" in checkpoint.shard.name:
+        shutil.copy(checkpoint.shard, checkpoint.shard.with_name(checkpoint.shard.name.replace("rank_1", "rank_2")))
     else:
-        shutil.copytree(made.shard.parent, made.shard.parent.with_name("mp_rank_02"))
+        shutil.copytree(checkpoint.shard.parent, checkpoint.shard.parent.with_name("mp_rank_02"))
 
 
-def trace_of(made: Made) -> Path:
-    return made.path.parent / "ran"
+def trace_of(checkpoint: SoundCheckpoint) -> Path:
+    return checkpoint.path.parent / "ran"
 
 
 def _write(path: Path, offset: int, content: bytes) -> None:

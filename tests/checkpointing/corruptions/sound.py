@@ -1,8 +1,8 @@
 """Small sound checkpoints of every format, as the frameworks write them, and where the bytes are that a corruption is done to.
 
-Each fills an empty directory and returns a `Made`: the path that a person would give to `verify`, the file to damage, and how the format
-keeps its steps. Where the framework is at hand it writes the checkpoint itself; DeepSpeed, Megatron, Lightning and the Trainer by their
-layouts.
+Each fills an empty directory and returns a `SoundCheckpoint`: the path that a person would give to `verify`, the file to damage, and how
+the format keeps its steps. Where the framework is at hand it writes the checkpoint itself; DeepSpeed, Megatron, Lightning and the Trainer
+by their layouts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEP: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class SoundCheckpoint:
     """A checkpoint. `path` is what is verified, `victim` one of its files, `pickled` one that holds a pickle (None: none does).
 
     `shard`: a file that must be there; None where the checkpoint is one file. `pointer`: the framework's own note of the latest.
@@ -48,23 +48,23 @@ def training(step: int = STEP, **more: object) -> dict[str, Any]:
     return {"model": weights(step), "optimizer": {"state": state, "param_groups": []}, "global_step": step, **more}
 
 
-def torch_zip(root: Path, step: int = STEP) -> Made:
+def torch_zip(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"step_{step}.pt"
     torch.save(training(step, args=argparse.Namespace(lr=0.1)), path)
-    return Made(path, path, path)
+    return SoundCheckpoint(path, path, path)
 
 
-def torch_legacy(root: Path, step: int = STEP) -> Made:
+def torch_legacy(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"step_{step}.pt"
     torch.save(training(step), path, _use_new_zipfile_serialization=False)
-    return Made(path, path, path)
+    return SoundCheckpoint(path, path, path)
 
 
-def lightning(root: Path, step: int = STEP) -> Made:
+def lightning(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"epoch=1-step={step}.ckpt"
     keys = {"pytorch-lightning_version": "2.5.0", "epoch": 1, "loops": {}, "callbacks": {}, "lr_schedulers": [], "hyper_parameters": {}}
     torch.save({**keys, "global_step": step, "state_dict": weights(step), "optimizer_states": []}, path)
-    return Made(path, path, path)
+    return SoundCheckpoint(path, path, path)
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
@@ -80,13 +80,13 @@ def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
-def safetensors(root: Path, step: int = STEP) -> Made:
+def safetensors(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"model-step_{step}.safetensors"
     write_safetensors(path, weights(step))
-    return Made(path, path, None)
+    return SoundCheckpoint(path, path, None)
 
 
-def safetensors_index(root: Path, step: int = STEP) -> Made:
+def safetensors_index(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"model_{step}"
     path.mkdir()
     names = {f"model-0000{number}-of-00002.safetensors": key for number, key in enumerate(weights(), 1)}
@@ -97,17 +97,17 @@ def safetensors_index(root: Path, step: int = STEP) -> Made:
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     (path / "config.json").write_text("{}")
     shard = path / "model-00002-of-00002.safetensors"
-    return Made(path, shard, None, shard)
+    return SoundCheckpoint(path, shard, None, shard)
 
 
-def dcp_directory(root: Path, step: int = STEP) -> Made:
+def dcp_directory(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"step_{step}"
     dcp.save({"model": weights(step), "step": torch.tensor(step)}, checkpoint_id=path, no_dist=True)
     (shard,) = path.glob("*.distcp")
-    return Made(path, shard, path / ".metadata", shard)
+    return SoundCheckpoint(path, shard, path / ".metadata", shard)
 
 
-def hf_trainer(root: Path, step: int = STEP) -> Made:
+def hf_trainer(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"checkpoint-{step}"
     path.mkdir()
     write_safetensors(path / "model.safetensors", weights(step))
@@ -117,10 +117,10 @@ def hf_trainer(root: Path, step: int = STEP) -> Made:
     torch.save(argparse.Namespace(output_dir=str(root)), path / "training_args.bin")
     (path / "config.json").write_text("{}")
     (path / "trainer_state.json").write_text(json.dumps({"epoch": 1.0, "global_step": step, "log_history": [], "max_steps": 1000}))
-    return Made(path, path / "optimizer.pt", path / "optimizer.pt", path / "model.safetensors")
+    return SoundCheckpoint(path, path / "optimizer.pt", path / "optimizer.pt", path / "model.safetensors")
 
 
-def deepspeed(root: Path, step: int = STEP, ranks: int = 2) -> Made:
+def deepspeed(root: Path, step: int = STEP, ranks: int = 2) -> SoundCheckpoint:
     path = root / f"global_step{step}"
     path.mkdir()
     state = {"module": weights(step), "optimizer": None, "param_shapes": [{"a.weight": torch.Size([64, 61])}], "skipped_steps": 0}
@@ -137,10 +137,10 @@ def deepspeed(root: Path, step: int = STEP, ranks: int = 2) -> Made:
     (root / "latest").write_text(path.name)
     (root / "zero_to_fp32.py").write_text("")
     shard = path / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
-    return Made(root, shard, shard, shard, root / "latest")
+    return SoundCheckpoint(root, shard, shard, shard, root / "latest")
 
 
-def megatron(root: Path, step: int = STEP) -> Made:
+def megatron(root: Path, step: int = STEP) -> SoundCheckpoint:
     path = root / f"iter_{step:07d}"
     for rank in range(2):
         directory = path / f"mp_rank_{rank:02d}"
@@ -151,10 +151,10 @@ def megatron(root: Path, step: int = STEP) -> Made:
     pointer = root / "latest_checkpointed_iteration.txt"
     pointer.write_text(str(step))
     shard = path / "mp_rank_01" / "model_optim_rng.pt"
-    return Made(root, shard, shard, shard, pointer)
+    return SoundCheckpoint(root, shard, shard, shard, pointer)
 
 
-FORMATS: Final[dict[str, Callable[..., Made]]] = {
+FORMATS: Final[dict[str, Callable[..., SoundCheckpoint]]] = {
     "torch_zip": torch_zip,
     "torch_legacy": torch_legacy,
     "lightning": lightning,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from .sound import Made
+    from .sound import SoundCheckpoint
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
@@ -31,13 +31,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="session")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Made]]:
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, SoundCheckpoint]]:
     """One sound checkpoint of each format, with the directory that holds nothing else."""
     homes = {name: tmp_path_factory.mktemp("sound") for name in FORMATS}
     return {name: (homes[name], make(homes[name])) for name, make in FORMATS.items()}
 
 
-def copy_of(name: str, originals: dict[str, tuple[Path, Made]], place: Path) -> Made:
+def copy_of(name: str, originals: dict[str, tuple[Path, SoundCheckpoint]], place: Path) -> SoundCheckpoint:
     """Give a copy that may be damaged."""
     home, original = originals[name]
     root = place / name
@@ -50,61 +50,67 @@ def copy_of(name: str, originals: dict[str, tuple[Path, Made]], place: Path) -> 
 
 
 def words(path: Path) -> list[str]:
-    return [examine.word(found.verdict) for found in examine.look(str(path))]
+    return [examine.word(verification.verdict) for verification in examine.look(str(path))]
 
 
 def contents(root: Path) -> list[tuple[str, int, str]]:
-    return sorted((str(one), one.stat().st_ino, hashlib.sha256(one.read_bytes()).hexdigest()) for one in root.rglob("*") if one.is_file())
+    return sorted(
+        (str(path), path.stat().st_ino, hashlib.sha256(path.read_bytes()).hexdigest()) for path in root.rglob("*") if path.is_file()
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_sound_one_is_good(name: str, tmp_path: Path) -> None:
-    made = FORMATS[name](tmp_path)
+    checkpoint = FORMATS[name](tmp_path)
     before = contents(tmp_path)
-    (found,) = examine.look(str(made.path))
-    assert (examine.word(found.verdict), found.format, found.reasons) == ("good", name, ())
-    assert found.step == STEP
+    (verification,) = examine.look(str(checkpoint.path))
+    assert (examine.word(verification.verdict), verification.format, verification.reasons) == ("good", name, ())
+    assert verification.step == STEP
     assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(("name", "damage", "right"), CASES, ids=[f"{damage.__name__}-{name}" for name, damage, _ in CASES])
 def test_a_damaged_one_is_not(
-    name: str, damage: Callable[[Made], None], right: frozenset[str], originals: dict[str, tuple[Path, Made]], tmp_path: Path
+    name: str,
+    damage: Callable[[SoundCheckpoint], None],
+    right: frozenset[str],
+    originals: dict[str, tuple[Path, SoundCheckpoint]],
+    tmp_path: Path,
 ) -> None:
-    made = copy_of(name, originals, tmp_path)
-    assert words(made.path) == ["good"]
-    damage(made)
-    found = words(made.path)
-    assert set(found) <= right, list(examine.look(str(made.path)))
-    assert not trace_of(made).exists()
+    checkpoint = copy_of(name, originals, tmp_path)
+    assert words(checkpoint.path) == ["good"]
+    damage(checkpoint)
+    verdicts = words(checkpoint.path)
+    assert set(verdicts) <= right, list(examine.look(str(checkpoint.path)))
+    assert not trace_of(checkpoint).exists()
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, tuple[Path, Made]], tmp_path: Path) -> None:
-    made = copy_of(name, originals, tmp_path)
-    not_a_number(made)
-    (found,) = examine.look(str(made.path))
-    assert examine.word(found.verdict) == "good"
-    assert [why for why in found.reasons if why.endswith("nan is not finite: NaN at element 1")], found.reasons
-    assert [one.what for one in found.non_finite or ()] == ["NaN"]
+def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, tuple[Path, SoundCheckpoint]], tmp_path: Path) -> None:
+    checkpoint = copy_of(name, originals, tmp_path)
+    not_a_number(checkpoint)
+    (verification,) = examine.look(str(checkpoint.path))
+    assert examine.word(verification.verdict) == "good"
+    assert [why for why in verification.reasons if why.endswith("nan is not finite: NaN at element 1")], verification.reasons
+    assert [finding.what for finding in verification.non_finite or ()] == ["NaN"]
 
 
 @pytest.mark.parametrize("name", ["torch_zip", "lightning", "hf_trainer", "deepspeed", "megatron"])
 def test_one_that_was_saved_without_crcs_is_unverifiable(name: str, tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
-        made = FORMATS[name](tmp_path)
+        checkpoint = FORMATS[name](tmp_path)
     finally:
         torch.serialization.set_crc32_options(True)
-    assert words(made.path) == ["unverifiable"]
+    assert words(checkpoint.path) == ["unverifiable"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_stale_temporary_file_beside_is_a_row_of_its_own(name: str, tmp_path: Path) -> None:
-    made = FORMATS[name](tmp_path)
-    if made.path.is_dir():
+    checkpoint = FORMATS[name](tmp_path)
+    if checkpoint.path.is_dir():
         pytest.skip("a directory's leftovers stand beside it")
-    made.path.with_name(made.path.name + ".tmp").write_bytes(made.path.read_bytes()[:1000])
+    checkpoint.path.with_name(checkpoint.path.name + ".tmp").write_bytes(checkpoint.path.read_bytes()[:1000])
     assert words(tmp_path) == ["good", "incomplete"]
 
 
@@ -133,8 +139,8 @@ def test_the_command_prints_one_object_for_each(tmp_path: Path) -> None:
     assert b"torn" in run("verify", torn).stdout
     newest = tmp_path / "torch_zip" / f"step_{STEP + 1}.pt"
     newest.write_bytes(torn.read_bytes())
-    found = run("latest", "--json", tmp_path / "torch_zip")
-    row = json.loads(found.stdout)
-    assert (found.returncode, row["path"], row["step"]) == (0, str(paths[0]), STEP)
-    assert [(one["path"], one["verdict"]) for one in row["passed_over"]] == [(str(newest), "bad")]
+    latest = run("latest", "--json", tmp_path / "torch_zip")
+    row = json.loads(latest.stdout)
+    assert (latest.returncode, row["path"], row["step"]) == (0, str(paths[0]), STEP)
+    assert [(older["path"], older["verdict"]) for older in row["passed_over"]] == [(str(newest), "bad")]
     assert run("latest", "--json", torn).returncode == 1

@@ -37,8 +37,8 @@ def look(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         kind = numerics.kind_of(str(tensor.dtype))
         assert kind is not None
         raw = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        found = numerics.look(kind, (memoryview(raw)[at : at + piece_bytes] for at in range(0, len(raw), piece_bytes)), "it")
-        return "" if found is None else str(found).removeprefix("it is ")
+        finding = numerics.look(kind, (memoryview(raw)[at : at + piece_bytes] for at in range(0, len(raw), piece_bytes)), "it")
+        return "" if finding is None else str(finding).removeprefix("it is ")
 
     return look
 

@@ -82,10 +82,10 @@ SOUND: dict[str, Any] = {
 def test_what_checkpoints_hold_is_not_dangerous(name: str, protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"value": SOUND[name]}, path, pickle_protocol=protocol)
-    found = verify(str(path), own=True)
-    assert found.verdict is Verdict.VERIFIED, found
+    verification = verify(str(path), own=True)
+    assert verification.verdict is Verdict.VERIFIED, verification
     of_its_own = name in ("enum", "nested")
-    assert ("needs names that are not listed" in found.reason) == of_its_own
+    assert ("needs names that are not listed" in verification.reason) == of_its_own
     elsewhere = verify(str(path))
     assert elsewhere.verdict is (Verdict.DANGEROUS if of_its_own else Verdict.VERIFIED), elsewhere
     assert ("the file is not known as this job's" in elsewhere.reason) == of_its_own
@@ -118,8 +118,8 @@ def test_an_unlisted_call_of_the_standard_library_is_noted_in_a_file_of_ones_own
 def test_an_unlisted_name_that_is_only_referred_to_is_noted_wherever_the_file_comes_from(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"value": json.dumps}, path, pickle_protocol=protocol)
-    for found in (verify(str(path), own=True), verify(str(path))):
-        assert (found.verdict, "needs names that are not listed" in found.reason) == (Verdict.VERIFIED, True), found
+    for verification in (verify(str(path), own=True), verify(str(path))):
+        assert (verification.verdict, "needs names that are not listed" in verification.reason) == (Verdict.VERIFIED, True), verification
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -203,14 +203,14 @@ GADGETS = (
 @pytest.mark.parametrize("opcode", [b"R", b"\x81", b"i", b"o"], ids=["REDUCE", "NEWOBJ", "INST", "OBJ"])
 @pytest.mark.parametrize(("module", "name"), GADGETS)
 def test_a_call_that_is_not_listed_is_reported(module: str, name: str, opcode: bytes) -> None:
-    found = scanner.scan(calling(module, name, opcode))
+    scan = scanner.scan(calling(module, name, opcode))
     expected = () if (module, opcode) == ("somebody", b"\x81") else (f"{module}.{name}",)
-    assert found.unlisted == expected
+    assert scan.unlisted == expected
 
 
 def test_an_object_of_a_class_that_nobody_knows_is_made_without_a_call_of_it() -> None:
-    made = scanner.scan(calling("__main__", "Config", b"\x81"))
-    assert (made.dangers, made.unlisted, made.unknown) == ((), (), ("__main__.Config",))
+    scan = scanner.scan(calling("__main__", "Config", b"\x81"))
+    assert (scan.dangers, scan.unlisted, scan.unknown) == ((), (), ("__main__.Config",))
     reaches = scanner.scan(calling("__main__", "Config.make", b"\x81"))
     assert reaches.unlisted == ("__main__.Config.make",)
     text = Named("torch.cuda.tunable", "read_file").text

@@ -65,15 +65,20 @@ SOUND: dict[str, tuple[dict[str, torch.Tensor], dict[str, str] | None]] = {
 def test_what_the_library_writes_is_whole(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / "x.safetensors")
     save_file({key: tensor.contiguous() for key, tensor in SOUND[name][0].items()}, path, metadata=SOUND[name][1])
-    found = verify(path)
-    assert (found.verdict, found.level, found.format, found.reasons) == (Verdict.VERIFIED, "layout", "safetensors", ())
+    verification = verify(path)
+    assert (verification.verdict, verification.level, verification.format, verification.reasons) == (
+        Verdict.VERIFIED,
+        "layout",
+        "safetensors",
+        (),
+    )
 
 
 def test_the_step_stands_in_the_name_or_in_the_metadata(file: Path) -> None:
     assert verify(str(file)).step == 70
     save_file(tensors(), file, metadata={"global_step": "80", "epoch": "2"})
-    found = verify(str(file))
-    assert (found.verdict, found.step, found.reason) == (Verdict.VERIFIED, 80, "its name says step 70, its content 80")
+    verification = verify(str(file))
+    assert (verification.verdict, verification.step, verification.reason) == (Verdict.VERIFIED, 80, "its name says step 70, its content 80")
 
 
 def test_every_truncation_is_seen(tmp_path: Path) -> None:
@@ -152,29 +157,29 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_damage_is_reported(file: Path, name: str) -> None:
     change, reason = DAMAGE[name]
     file.write_bytes(change(file.read_bytes()))
-    found = verify(str(file))
-    assert found.verdict is Verdict.BAD
-    assert reason in " | ".join(found.reasons)
+    verification = verify(str(file))
+    assert verification.verdict is Verdict.BAD
+    assert reason in " | ".join(verification.reasons)
 
 
 @pytest.mark.parametrize(("change", "note"), [(nan, "embedding is not finite: NaN at"), (infinite, "head is not finite: Inf at")])
 def test_numbers_that_are_none_are_a_note(file: Path, change: Callable[[bytes], bytes], note: str) -> None:
     file.write_bytes(change(file.read_bytes()))
-    found = verify(str(file))
-    assert found.verdict is Verdict.VERIFIED
-    assert found.reason == f"{note} element 777"
+    verification = verify(str(file))
+    assert verification.verdict is Verdict.VERIFIED
+    assert verification.reason == f"{note} element 777"
 
 
 def test_a_dtype_of_tomorrow_is_not_judged(file: Path) -> None:
     file.write_bytes(changed("bias", "dtype", "F12")(file.read_bytes()))
-    found = verify(str(file))
-    assert (found.verdict, found.reason) == (Verdict.UNVERIFIABLE, "its dtype F12 is not known here")
+    verification = verify(str(file))
+    assert (verification.verdict, verification.reason) == (Verdict.UNVERIFIABLE, "its dtype F12 is not known here")
 
 
 def test_without_bulk_only_the_header_is_read(file: Path) -> None:
     file.write_bytes(nan(file.read_bytes()))
-    found = verify(str(file), bulk=False)
-    assert (found.verdict, found.level) == (Verdict.VERIFIED, "directory")
+    verification = verify(str(file), bulk=False)
+    assert (verification.verdict, verification.level) == (Verdict.VERIFIED, "directory")
 
 
 @pytest.fixture
@@ -195,22 +200,27 @@ def sharded(tmp_path: Path) -> Path:
 
 def test_shards_and_index_are_one_checkpoint(sharded: Path) -> None:
     (sharded / "config.json").write_text("{}")
-    found = verify(str(sharded))
-    assert (found.verdict, found.level, found.format, found.step, found.reasons) == (
+    verification = verify(str(sharded))
+    assert (verification.verdict, verification.level, verification.format, verification.step, verification.reasons) == (
         Verdict.VERIFIED,
         "layout",
         "safetensors_index",
         70,
         (),
     )
-    assert found.files == ("config.json", *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2)), "model.safetensors.index.json")
-    assert [one.path for one in find(["**"], str(sharded.parent)).candidates] == [str(sharded)]
+    assert verification.files == ("config.json", *(f"model-0000{n}-of-00002.safetensors" for n in (1, 2)), "model.safetensors.index.json")
+    assert [candidate.path for candidate in find(["**"], str(sharded.parent)).candidates] == [str(sharded)]
 
 
 def test_the_index_stands_for_its_shards(sharded: Path) -> None:
     index = str(sharded / "model.safetensors.index.json")
-    found = verify(index)
-    assert (found.path, found.verdict, found.format, found.step) == (index, Verdict.VERIFIED, "safetensors_index", 70)
+    verification = verify(index)
+    assert (verification.path, verification.verdict, verification.format, verification.step) == (
+        index,
+        Verdict.VERIFIED,
+        "safetensors_index",
+        70,
+    )
     os.truncate(sharded / "model-00002-of-00002.safetensors", 99)
     assert verify(index).verdict is Verdict.BAD
 
@@ -241,16 +251,16 @@ BETWEEN: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 def test_what_is_wrong_between_the_files_is_reported(sharded: Path, name: str) -> None:
     change, verdict, reason = BETWEEN[name]
     change(sharded)
-    found = verify(str(sharded))
-    assert found.verdict is verdict
-    assert reason in " | ".join(found.reasons)
+    verification = verify(str(sharded))
+    assert verification.verdict is verdict
+    assert reason in " | ".join(verification.reasons)
 
 
 def test_a_shard_that_nothing_names_is_a_note(sharded: Path) -> None:
     (sharded / "model-00003-of-00003.safetensors").write_bytes((sharded / FIRST).read_bytes())
-    found = verify(str(sharded))
-    assert found.verdict is Verdict.VERIFIED
-    assert "belong to another save" in found.reason
+    verification = verify(str(sharded))
+    assert verification.verdict is Verdict.VERIFIED
+    assert "belong to another save" in verification.reason
 
 
 def test_a_link_within_the_directory_is_a_file(sharded: Path) -> None:
@@ -263,8 +273,8 @@ def test_a_link_within_the_directory_is_a_file(sharded: Path) -> None:
 def test_a_directory_of_single_files_is_no_checkpoint_of_its_own(tmp_path: Path) -> None:
     for step in (1, 2):
         save_file(tensors(), tmp_path / f"step_{step}.safetensors")
-    found = find(["**"], str(tmp_path)).candidates
-    assert [one.path.rpartition("/")[2] for one in found] == ["step_1.safetensors", "step_2.safetensors"]
+    candidates = find(["**"], str(tmp_path)).candidates
+    assert [candidate.path.rpartition("/")[2] for candidate in candidates] == ["step_1.safetensors", "step_2.safetensors"]
 
 
 def test_a_saved_model_is_one(tmp_path: Path) -> None:
@@ -272,7 +282,7 @@ def test_a_saved_model_is_one(tmp_path: Path) -> None:
     directory.mkdir()
     save_file(tensors(), directory / "model.safetensors")
     (directory / "config.json").write_text("{}")
-    found = verify(str(directory))
-    assert (found.verdict, found.format, found.step) == (Verdict.VERIFIED, "safetensors", 9)
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.format, verification.step) == (Verdict.VERIFIED, "safetensors", 9)
     os.truncate(directory / "model.safetensors", 99)
     assert verify(str(directory)).verdict is Verdict.BAD

@@ -38,16 +38,21 @@ def test_whatever_torch_saves_is_verified(sound_object: object, tmp_path: Path) 
         pytest.skip("torch itself cannot save a meta tensor so")
     path = tmp_path / "any.pt"
     legacy(path, sound_object)
-    found = verify(str(path))
-    assert (found.verdict, found.reason, found.level, found.format) == (Verdict.VERIFIED, "", "layout", "torch_legacy")
+    verification = verify(str(path))
+    assert (verification.verdict, verification.reason, verification.level, verification.format) == (
+        Verdict.VERIFIED,
+        "",
+        "layout",
+        "torch_legacy",
+    )
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_step_of_each_pickle_protocol(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     legacy(path, {"global_step": 70000, "w": torch.ones(2)}, protocol)
-    found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.VERIFIED, 70000)
+    verification = verify(str(path))
+    assert (verification.verdict, verification.step) == (Verdict.VERIFIED, 70000)
 
 
 def test_every_truncation_is_bad(tmp_path: Path) -> None:
@@ -80,9 +85,9 @@ def test_numbers_that_are_none_are_a_note(number: str, tmp_path: Path) -> None:
     values = torch.randn(40)
     values[7] = float(number)
     legacy(path, {"a": values})
-    found = verify(str(path))
-    assert (found.verdict, found.level) == (Verdict.VERIFIED, "layout")
-    assert "a is not finite" in found.reason
+    verification = verify(str(path))
+    assert (verification.verdict, verification.level) == (Verdict.VERIFIED, "layout")
+    assert "a is not finite" in verification.reason
 
 
 def test_nothing_planted_runs(tmp_path: Path) -> None:
@@ -103,5 +108,5 @@ def test_what_no_tensor_uses_of_a_storage_may_be_anything(new: bool, tmp_path: P
     assert verify(str(path)).verdict is Verdict.VERIFIED
     assert verify(str(path)).non_finite == ()
     torch.save({"w": memory[20:31]}, path, _use_new_zipfile_serialization=new)
-    found = verify(str(path))
-    assert (found.verdict, found.reason) == (Verdict.VERIFIED, "w is not finite: NaN at element 10")
+    verification = verify(str(path))
+    assert (verification.verdict, verification.reason) == (Verdict.VERIFIED, "w is not finite: NaN at element 10")

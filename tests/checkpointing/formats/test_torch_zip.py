@@ -31,8 +31,8 @@ FIXTURES_ARE_CONSTANT = settings(suppress_health_check=[*settings.default.suppre
 
 def verdict_of(path: Path, content: bytes) -> tuple[Verdict, str]:
     path.write_bytes(content)
-    found = verify(str(path))
-    return found.verdict, found.reason
+    verification = verify(str(path))
+    return verification.verdict, verification.reason
 
 
 def edit_zip(sound: bytes, change: Callable[[dict[str, bytes]], None], **options: Any) -> bytes:  # noqa: ANN401 -- ZipFile's
@@ -54,8 +54,8 @@ def nothing(_: dict[str, bytes]) -> None:
 def test_whatever_torch_saves_is_verified(sound_object: object, tmp_path: Path) -> None:
     path = tmp_path / "any.pt"
     torch.save(sound_object, path)
-    found = verify(str(path))
-    assert (found.verdict, found.reason, found.level) == (Verdict.VERIFIED, "", "structure")
+    verification = verify(str(path))
+    assert (verification.verdict, verification.reason, verification.level) == (Verdict.VERIFIED, "", "structure")
 
 
 class Refuses:
@@ -87,8 +87,8 @@ def test_a_save_that_raised_left_a_torn_file_though_it_is_a_whole_zip(tmp_path: 
         torch.save(state, path)
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-    found = verify(str(path))
-    assert (found.verdict, found.reason[:5]) == (Verdict.BAD, "torn:")
+    verification = verify(str(path))
+    assert (verification.verdict, verification.reason[:5]) == (Verdict.BAD, "torn:")
     renamed = path.rename(tmp_path / "pytorch_model.bin")
     assert verify(str(renamed)).verdict is Verdict.BAD
 
@@ -132,9 +132,9 @@ def test_an_archive_of_files_of_torch_is_whole_where_each_of_them_is(tmp_path: P
     path, part = tmp_path / "model_300_steps.zip", saved({"w": torch.ones(500)})
     sound = archived(policy=part, optimizer=saved({"state": torch.tensor([1.0, float("nan")])}))
     path.write_bytes(sound)
-    found = verify(str(path))
-    assert (found.verdict, found.reason) == (Verdict.VERIFIED, "state is not finite: NaN at element 1")
-    assert (found.step, found.level, len(found.non_finite)) == (300, "structure", 1)
+    verification = verify(str(path))
+    assert (verification.verdict, verification.reason) == (Verdict.VERIFIED, "state is not finite: NaN at element 1")
+    assert (verification.step, verification.level, len(verification.non_finite)) == (300, "structure", 1)
     flipped = bytearray(sound)
     flipped[sound.index(part) + len(part) // 2] ^= 1
     verdict, reason = verdict_of(path, bytes(flipped))
@@ -161,9 +161,9 @@ def test_an_archive_with_a_member_that_would_run_code_is_dangerous(tmp_path: Pat
 def test_a_file_saved_without_crcs_is_unverifiable_not_bad(sound_object: object, tmp_path: Path) -> None:
     path = tmp_path / "any.pt"
     torch.save(sound_object, path)
-    found = verify(str(path))
-    assert found.verdict is Verdict.UNVERIFIABLE
-    assert "without CRCs" in found.reason
+    verification = verify(str(path))
+    assert verification.verdict is Verdict.UNVERIFIABLE
+    assert "without CRCs" in verification.reason
 
 
 @pytest.mark.usefixtures("without_crc")
@@ -186,13 +186,13 @@ def test_step_of_each_pickle_protocol(protocol: int, tmp_path: Path) -> None:
 def test_a_checkpoint_without_a_step_has_the_epoch_that_its_script_counts(key: str, tmp_path: Path) -> None:
     path = tmp_path / "snapshot.pt"
     torch.save({"model_state": torch.ones(2), key: 4}, path)
-    found = verify(str(path))
-    assert (found.step, found.within, found.epoch) == (None, None, 4)
-    manifest = check.build(found)
+    verification = verify(str(path))
+    assert (verification.step, verification.within, verification.epoch) == (None, None, 4)
+    manifest = check.build(verification)
     assert check.check(str(path), manifest).epoch == 4  # as it is known once the checkpoint was recorded
     torch.save({"model_state": torch.ones(2), key: 4, "step": 9}, path)
-    found = verify(str(path))
-    assert (found.step, found.within, found.epoch) == (None, (4, 9), None)
+    verification = verify(str(path))
+    assert (verification.step, verification.within, verification.epoch) == (None, (4, 9), None)
 
 
 def test_every_truncation_is_bad(sound: bytes, tmp_path: Path) -> None:
@@ -200,8 +200,8 @@ def test_every_truncation_is_bad(sound: bytes, tmp_path: Path) -> None:
     path.write_bytes(sound)
     for length in range(len(sound) - 1, -1, -1):
         os.truncate(path, length)
-        found = verify(str(path))
-        assert found.verdict is Verdict.BAD, (length, found)
+        verification = verify(str(path))
+        assert verification.verdict is Verdict.BAD, (length, verification)
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096])
@@ -214,23 +214,23 @@ def test_bytes_before_or_after_are_bad(sound: bytes, tmp_path: Path, junk: bytes
 
 def harmless_offsets(content: bytes) -> set[int]:
     """What no reader looks at: times, versions and attributes in the headers, and the padding in front of the data."""
-    found: set[int] = set()
+    offsets: set[int] = set()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for info in archive.infolist():
             at = info.header_offset
             name_len, extra_len = struct.unpack_from("<2H", content, at + 26)
             extra = range(at + 30 + name_len, at + 30 + name_len + extra_len)
-            found |= {*range(at + 4, at + 6), *range(at + 10, at + 14), *extra}
+            offsets |= {*range(at + 4, at + 6), *range(at + 10, at + 14), *extra}
             # where a data descriptor follows, the header's own CRC and sizes are void
-            found |= set(range(at + 14, at + 26)) if info.flag_bits & 8 else set()
+            offsets |= set(range(at + 14, at + 26)) if info.flag_bits & 8 else set()
         at = archive.start_dir
         for _ in archive.infolist():
             name_len, extra_len, comment_len = struct.unpack_from("<3H", content, at + 28)
-            found |= {*range(at + 4, at + 8), *range(at + 12, at + 16), *range(at + 36, at + 38), *range(at + 39, at + 42)}
+            offsets |= {*range(at + 4, at + 8), *range(at + 12, at + 16), *range(at + 36, at + 38), *range(at + 39, at + 42)}
             at += 46 + name_len + extra_len + comment_len
         end64 = content.rfind(b"PK\x06\x06")
-        found |= set(range(end64 + 12, end64 + 16)) if end64 >= at else set()
-    return found
+        offsets |= set(range(end64 + 12, end64 + 16)) if end64 >= at else set()
+    return offsets
 
 
 @pytest.mark.slow
@@ -244,9 +244,9 @@ def test_every_flipped_byte_that_anybody_reads_is_seen(sound: bytes, tmp_path: P
             if offset in harmless:
                 continue
             os.pwrite(file.fileno(), bytes([sound[offset] ^ 0x10]), offset)
-            found = verify(str(path))
+            verification = verify(str(path))
             os.pwrite(file.fileno(), sound[offset : offset + 1], offset)
-            assert found.verdict not in (Verdict.VERIFIED, Verdict.WRITING), (offset, found)
+            assert verification.verdict not in (Verdict.VERIFIED, Verdict.WRITING), (offset, verification)
             seen += 1
     assert seen > len(sound) // 2
 
@@ -256,7 +256,7 @@ def test_every_flipped_byte_that_anybody_reads_is_seen(sound: bytes, tmp_path: P
 def test_damage_of_any_kind_is_never_verified(sound: bytes, tmp_path: Path, data: st.DataObject) -> None:
     """A zeroed or overwritten stretch within the records' data, a stretch cut out, two stretches swapped."""
     with zipfile.ZipFile(io.BytesIO(sound)) as archive:
-        info = data.draw(st.sampled_from([one for one in archive.infolist() if one.file_size > 8]))
+        info = data.draw(st.sampled_from([member for member in archive.infolist() if member.file_size > 8]))
     begin = info.header_offset + 30 + sum(struct.unpack_from("<2H", sound, info.header_offset + 26))
     low = data.draw(st.integers(begin, begin + info.file_size - 2))
     high = data.draw(st.integers(low + 1, begin + info.file_size))
@@ -266,14 +266,14 @@ def test_damage_of_any_kind_is_never_verified(sound: bytes, tmp_path: Path, data
     assert verdict is (Verdict.VERIFIED if damaged == sound else Verdict.BAD), reason
 
 
-def equal(one: object, other: object) -> bool:
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and torch.equal(one, other)
-    if isinstance(one, dict):
-        return isinstance(other, dict) and one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return isinstance(other, (list, tuple)) and len(one) == len(other) and all(map(equal, one, other))
-    return one == other
+def equal(left: object, right: object) -> bool:
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and torch.equal(left, right)
+    if isinstance(left, dict):
+        return isinstance(right, dict) and left.keys() == right.keys() and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return isinstance(right, (list, tuple)) and len(left) == len(right) and all(map(equal, left, right))
+    return left == right
 
 
 def test_a_record_that_torch_would_take_for_a_directory_is_bad(sound: bytes, tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def test_a_checkpoint_that_was_repacked_is_verified(sound: bytes, tmp_path: Path
 def test_a_flip_in_a_compressed_record_is_bad(sound: bytes, tmp_path: Path) -> None:
     content = bytearray(edit_zip(sound, nothing, compression=zipfile.ZIP_DEFLATED))
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        info = max(archive.infolist(), key=lambda one: one.compress_size)
+        info = max(archive.infolist(), key=lambda member: member.compress_size)
     content[info.header_offset + 30 + len(info.filename) + info.compress_size // 2] ^= 1
     assert verdict_of(tmp_path / "t.pt", bytes(content))[0] is Verdict.BAD
 
@@ -441,9 +441,9 @@ def test_nothing_planted_in_a_pickle_runs(tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     path = tmp_path / "x.pt"
     torch.save({"step": 41, "evil": Planted(f"touch {trace}")}, path)
-    found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.DANGEROUS, 41)
-    assert "posix.system" in found.reason
+    verification = verify(str(path))
+    assert (verification.verdict, verification.step) == (Verdict.DANGEROUS, 41)
+    assert "posix.system" in verification.reason
     assert not trace.exists()
     torch.load(path, weights_only=False)
     assert trace.exists()  # the plant is alive
@@ -454,7 +454,7 @@ def test_many_objects_are_scanned_in_bounded_time(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"step": 3, "list": [[] for _ in range(3_200_000)]}, path)
     begun = time.process_time()
-    found = verify(str(path))
-    assert (found.verdict, found.step) == (Verdict.UNVERIFIABLE, None)
-    assert "too many objects" in found.reason
+    verification = verify(str(path))
+    assert (verification.verdict, verification.step) == (Verdict.UNVERIFIABLE, None)
+    assert "too many objects" in verification.reason
     assert time.process_time() - begun < 30  # about 3

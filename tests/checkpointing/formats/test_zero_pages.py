@@ -101,8 +101,8 @@ def test_zeros_that_a_training_computed_are_no_damage(
         tensors = {"first": dense(3, 7 + seed, seed), "weight": kind(*shape, seed), "bias": torch.zeros(shape[0])}
         for last in ("bias", "weight"):  # the last one ends with the file
             save(path, {name: tensors[name].to(dtype) for name in sorted(tensors, key=lambda name: name == last)})
-            found = verify(str(path))
-            assert (found.verdict, found.reason) == (Verdict.VERIFIED, ""), (seed, last)
+            verification = verify(str(path))
+            assert (verification.verdict, verification.reason) == (Verdict.VERIFIED, ""), (seed, last)
 
 
 def test_the_state_of_a_real_optimizer_after_one_step_is_no_damage(path: Path) -> None:
@@ -159,6 +159,7 @@ def test_pages_that_were_never_written_are_found_beside_such_zeros(
     n_bytes = {"a page": PAGE, "two pages": 2 * PAGE, "to the end": len(content) - at}[hole]
     content[at : at + n_bytes] = bytes(n_bytes)
     path.write_bytes(content)
-    found = verify(str(path))
-    assert found.verdict is Verdict.BAD
-    assert "never written" in found.reason or "0 elements" in found.reason  # the legacy format has a count before each storage
+    verification = verify(str(path))
+    assert verification.verdict is Verdict.BAD
+    # the legacy format has a count before each storage
+    assert "never written" in verification.reason or "0 elements" in verification.reason

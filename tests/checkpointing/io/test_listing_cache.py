@@ -36,9 +36,9 @@ class Looks:
     def at(self, t: float, pattern: str = "*.pt") -> dict[str, Candidate]:
         """List at `t` seconds after the first listing."""
         self.t, self.n_stats = HOUR + t, 0
-        found = find([pattern], str(self.place), self.cache)
+        listing = find([pattern], str(self.place), self.cache)
         self.cache.end_listing()
-        return {candidate.path.removeprefix(f"{self.place}/"): candidate for candidate in found.candidates}
+        return {candidate.path.removeprefix(f"{self.place}/"): candidate for candidate in listing.candidates}
 
 
 @pytest.fixture

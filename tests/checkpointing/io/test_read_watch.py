@@ -79,9 +79,9 @@ def lines() -> list[tuple[str, str]]:
 @pytest.fixture
 def watch(disk: HungDisk, lines: list[tuple[str, str]]) -> ReadWatch:
     """A watch on a clock of its own."""
-    time = VirtualTime(lambda: len(disk.asked) > len(made._left))  # noqa: SLF001 -- those that were left hang still
-    made = ReadWatch(report=lambda level, text: lines.append((level, text)), clock=lambda: time.now, wait=time.wait)
-    return made
+    time = VirtualTime(lambda: len(disk.asked) > len(read_watch._left))  # noqa: SLF001 -- those that were left hang still
+    read_watch = ReadWatch(report=lambda level, text: lines.append((level, text)), clock=lambda: time.now, wait=time.wait)
+    return read_watch
 
 
 def save(directory: Path, step: int) -> Path:
@@ -142,11 +142,11 @@ def test_the_copy_on_another_disk_is_next(tmp_path: Path, disk: HungDisk, watch:
     from checkpointing.manifest import check  # noqa: PLC0415 -- for this alone
 
     hung = save(tmp_path, 2)
-    made = check.build(verify(str(hung)))
+    manifest = check.build(verify(str(hung)))
     copy = tmp_path / "kept"
     copy.write_bytes(hung.read_bytes())
     disk.paths.add(str(hung))
-    selection = choose(tmp_path, watch, spares=[Spare(str(hung), made, str(copy), "copy")])
+    selection = choose(tmp_path, watch, spares=[Spare(str(hung), manifest, str(copy), "copy")])
     assert selection.chosen is not None
     assert (selection.chosen.path, [path for path, _ in selection.silent]) == (str(copy), [str(hung)])
 

@@ -89,8 +89,11 @@ def test_names_beyond_the_bound_are_reported(directory: Path, monkeypatch: pytes
     assert verify(str(directory)).verdict is Verdict.VERIFIED
     monkeypatch.setattr(tree, "MOST_ENTRIES", 5)
     assert Tree(str(directory)).truncated
-    found = verify(str(directory))
-    assert (found.verdict, found.reason) == (Verdict.UNKNOWN, "not all of it could be listed: it has more names than are read")
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.reason) == (
+        Verdict.UNKNOWN,
+        "not all of it could be listed: it has more names than are read",
+    )
     monkeypatch.undo()
     (directory / "/".join("abcdefgh")).mkdir(parents=True)
     assert Tree(str(directory)).truncated
@@ -101,8 +104,8 @@ def test_a_directory_that_may_not_be_listed_is_unknown(directory: Path, monkeypa
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "scandir", broken)
-    found = verify(str(directory))
-    assert (found.verdict, found.reason) == (Verdict.UNKNOWN, "it could not be read: Input/output error")
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.reason) == (Verdict.UNKNOWN, "it could not be read: Input/output error")
 
 
 def test_a_window_is_a_file_of_its_own(tmp_path: Path) -> None:
@@ -134,9 +137,9 @@ def test_a_directory_is_one_candidate_and_its_members_are_none(tmp_path: Path) -
         (["out/step_2/*.pt"], ["out/step_2/extra.pt"]),
     ):
         listing = find(patterns, str(tmp_path))
-        assert [os.path.relpath(one.path, tmp_path) for one in listing.candidates] == names, patterns
-        assert all(one.identity == identity_of(one.path) for one in listing.candidates)
-        assert all(one.is_directory == (not one.path.endswith(".pt")) for one in listing.candidates)
+        assert [os.path.relpath(candidate.path, tmp_path) for candidate in listing.candidates] == names, patterns
+        assert all(candidate.identity == identity_of(candidate.path) for candidate in listing.candidates)
+        assert all(candidate.is_directory == (not candidate.path.endswith(".pt")) for candidate in listing.candidates)
         assert listing.problems == ()
     newest = find(["out/step_2"], str(tmp_path)).candidates[0]
     assert newest.mtime_ns == (tmp_path / "out/step_2/extra.pt").stat().st_mtime_ns
@@ -146,9 +149,9 @@ def test_what_is_known_of_a_directory_is_remembered_until_it_changes(tmp_path: P
     path = str(tmp_path / "step_1")
     with pytest.warns(UserWarning, match="single process"):
         dcp.save({"w": torch.ones(2)}, checkpoint_id=path)
-    cache, found = Cache(), verify(path)
-    cache.put(found)
-    assert cache.get(path, found.identity) is found
+    cache, verification = Cache(), verify(path)
+    cache.put(verification)
+    assert cache.get(path, verification.identity) is verification
     os.unlink(f"{path}/.metadata")  # noqa: PTH108 -- a string as verify takes it
     now = identity_of(path)
     assert now is not None

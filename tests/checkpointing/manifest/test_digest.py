@@ -45,19 +45,19 @@ def test_parts_combine_into_the_whole_however_the_bytes_arrive(content: bytes, p
         hasher.update(rest[:cut])
         rest = rest[cut:]
     hasher.update(rest)
-    found = hasher.digest()
-    assert found.crc64nvme == digest.of_bytes(content)
-    assert found.parts == tuple(digest.of_bytes(content[at : at + part_bytes]) for at in range(0, len(content), part_bytes))
-    assert (found.n_bytes, found.sha256) == (len(content), hashlib.sha256(content).hexdigest())
+    checksums = hasher.digest()
+    assert checksums.crc64nvme == digest.of_bytes(content)
+    assert checksums.parts == tuple(digest.of_bytes(content[at : at + part_bytes]) for at in range(0, len(content), part_bytes))
+    assert (checksums.n_bytes, checksums.sha256) == (len(content), hashlib.sha256(content).hexdigest())
 
 
 def test_a_file_is_read_once_and_a_range_of_it_alone(tmp_path: Path) -> None:
     content = bytes(range(256)) * 20_000
     (tmp_path / "file").write_bytes(content)
     with FileReader(str(tmp_path / "file")) as source:
-        found = digest.of_source(source, part_bytes=1 << 20)
+        checksums = digest.of_source(source, part_bytes=1 << 20)
         assert digest.of_range(source, 77, 3_000_000) == digest.of_bytes(content[77:3_000_077])
-    assert (found.crc64nvme, len(found.parts), found.sha256) == (digest.of_bytes(content), 5, "")
+    assert (checksums.crc64nvme, len(checksums.parts), checksums.sha256) == (digest.of_bytes(content), 5, "")
 
 
 @pytest.mark.parametrize("text", ["", "ae8b", "AE8B14860A799888", "-e8b14860a799888", "ae8b14860a7998880"])

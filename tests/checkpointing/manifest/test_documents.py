@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def file_of(path: str, content: bytes, part_bytes: int = 10, *, sha256: bool = False) -> File:
     hasher = digest.Hasher(part_bytes=part_bytes, sha256=sha256)
     hasher.update(memoryview(content))
-    found = hasher.digest()
-    return File(path, found.n_bytes, found.crc64nvme, found.parts, found.sha256)
+    checksums = hasher.digest()
+    return File(path, checksums.n_bytes, checksums.crc64nvme, checksums.parts, checksums.sha256)
 
 
 TREE = Manifest(
@@ -53,12 +53,12 @@ def signed(document: dict[str, Any]) -> bytes:
     return json.dumps({**document, "digest": documents._own_digest(document)}).encode()  # noqa: SLF001 -- to break all but this
 
 
-@pytest.mark.parametrize("made", [TREE, FILE], ids=["tree", "file"])
-def test_what_is_written_is_read(made: Manifest) -> None:
-    raw = documents.encode(made)
-    assert documents.decode(raw) == made
+@pytest.mark.parametrize("manifest", [TREE, FILE], ids=["tree", "file"])
+def test_what_is_written_is_read(manifest: Manifest) -> None:
+    raw = documents.encode(manifest)
+    assert documents.decode(raw) == manifest
     # the digest is about what is said, not how it is laid out
-    assert documents.decode(json.dumps(json.loads(raw), indent=3, ensure_ascii=False).encode()) == made
+    assert documents.decode(json.dumps(json.loads(raw), indent=3, ensure_ascii=False).encode()) == manifest
 
 
 def test_each_member_is_on_the_page() -> None:
@@ -95,10 +95,10 @@ def test_a_later_version_is_read_as_long_as_it_allows_that() -> None:
 
 
 def test_a_manifest_of_version_1_is_read_and_has_no_lineage() -> None:
-    made = replace(TREE, saved_unix_ns=7, about=replace(TREE.about, began=5, attempt=2))
-    document = json.loads(documents.encode(made))
-    assert documents.decode(documents.encode(made)) == made
-    assert made.about.lineage == Lineage(5, "run-1", 2)
+    manifest = replace(TREE, saved_unix_ns=7, about=replace(TREE.about, began=5, attempt=2))
+    document = json.loads(documents.encode(manifest))
+    assert documents.decode(documents.encode(manifest)) == manifest
+    assert manifest.about.lineage == Lineage(5, "run-1", 2)
     old = {name: value for name, value in document.items() if name not in {"saved_unix_ns", "run_began_unix_s", "attempt"}}
     read = documents.decode(signed({**old, "version": 1}))
     assert read == replace(TREE, saved_unix_ns=0)
@@ -171,7 +171,7 @@ def test_the_last_manifest_of_a_path_is_kept(tmp_path: Path) -> None:
     renewed = replace(FILE, step=9)
     assert kept.put(renewed)
     assert (kept.get("/a.pt"), kept.get(TREE.path), kept.get("/b.pt")) == (renewed, TREE, None)
-    assert sorted(one.name for one in kept.all()) == ["a.pt", "global_step300"]
+    assert sorted(manifest.name for manifest in kept.all()) == ["a.pt", "global_step300"]
     assert not list((tmp_path / "state").rglob(".*"))
 
 
@@ -187,10 +187,14 @@ def test_only_what_is_surely_gone_is_swept(tmp_path: Path) -> None:
     (tmp_path / "there.pt").touch()
     (tmp_path / "mounted_on").mkdir()
     for path in ("there.pt", "gone.pt", "not_mounted/x.pt", "mounted_on/y.pt"):
-        made = Manifest("a.pt", False, "", FILE.files, str(tmp_path / path), FILE.identity, part_bytes=10)  # noqa: FBT003 -- no tree
-        kept.put(made)
+        manifest = Manifest("a.pt", False, "", FILE.files, str(tmp_path / path), FILE.identity, part_bytes=10)  # noqa: FBT003 -- no tree
+        kept.put(manifest)
     assert kept.sweep() == 1
-    assert sorted(one.path.removeprefix(f"{tmp_path}/") for one in kept.all()) == ["mounted_on/y.pt", "not_mounted/x.pt", "there.pt"]
+    assert sorted(kept_manifest.path.removeprefix(f"{tmp_path}/") for kept_manifest in kept.all()) == [
+        "mounted_on/y.pt",
+        "not_mounted/x.pt",
+        "there.pt",
+    ]
 
 
 def test_threads_may_write_one_name_at_the_same_time(tmp_path: Path) -> None:

@@ -36,17 +36,17 @@ TAIL = part(1, {"__1_0.distcp": 3, "rng_1.pth": 4}, {".metadata": None})
 
 
 def test_parts_of_one_save_become_one_manifest_in_whatever_order_they_come() -> None:
-    made, why = joint.join([TAIL, HEAD])
+    manifest, why = joint.join([TAIL, HEAD])
     assert why == ""
-    assert made is not None
-    assert joint.join([HEAD, TAIL])[0] == made
-    assert [file.path for file in made.files] == [".metadata", "__0_0.distcp", "__1_0.distcp", "rng_1.pth"]
-    assert (made.part, made.step, made.about, made.saved_unix_ns) == (None, 40, HEAD.about, 1001)
-    assert made.places == (("host-0", "/node-0/step_40"), ("host-1", "/node-1/step_40"))
-    for one in (made, HEAD, TAIL):
-        assert decode(encode(one)) == one
-    assert keys.key_of(made) == keys.key_of(HEAD) == keys.key_of(TAIL)
-    assert [keys.document_name(one) for one in (HEAD, TAIL, made)] == [
+    assert manifest is not None
+    assert joint.join([HEAD, TAIL])[0] == manifest
+    assert [file.path for file in manifest.files] == [".metadata", "__0_0.distcp", "__1_0.distcp", "rng_1.pth"]
+    assert (manifest.part, manifest.step, manifest.about, manifest.saved_unix_ns) == (None, 40, HEAD.about, 1001)
+    assert manifest.places == (("host-0", "/node-0/step_40"), ("host-1", "/node-1/step_40"))
+    for document in (manifest, HEAD, TAIL):
+        assert decode(encode(document)) == document
+    assert keys.key_of(manifest) == keys.key_of(HEAD) == keys.key_of(TAIL)
+    assert [keys.document_name(document) for document in (HEAD, TAIL, manifest)] == [
         "parts/0.json",
         "parts/1.json",
         "manifest.json",
@@ -82,9 +82,9 @@ def test_parts_that_contradict_each_other_are_never_joined(other: Manifest, why:
 
 
 def test_a_shard_that_another_save_left_is_not_taken_in() -> None:
-    made, _ = joint.join([HEAD, part(1, {"__1_0.distcp": 3, "__3_0.distcp": 9}, {".metadata": None})])
-    assert made is not None
-    assert "__3_0.distcp" not in {file.path for file in made.files}
+    manifest, _ = joint.join([HEAD, part(1, {"__1_0.distcp": 3, "__3_0.distcp": 9}, {".metadata": None})])
+    assert manifest is not None
+    assert "__3_0.distcp" not in {file.path for file in manifest.files}
 
 
 def test_a_part_belongs_to_a_save() -> None:

@@ -28,9 +28,9 @@ HOLD_ANSWER = "hold answer"  # the server has done it, and its answer waits
 
 @dataclass
 class Fault:
-    """What happens to requests: those whose line `match` finds, with `header` in their head. `what` is from above, or "503 SlowDown"."""
+    """What happens to requests: those whose line `match` finds, with `header` in their head. `kind` is from above, or "503 SlowDown"."""
 
-    what: str
+    kind: str
     match: str
     times: int = 1
     after: int = 0
@@ -114,16 +114,16 @@ class Proxy:
             row = len(self.seen)
             self.seen.append((line, 0))
         if fault is not None:
-            if fault.what not in (HOLD, HOLD_ANSWER):
+            if fault.kind not in (HOLD, HOLD_ANSWER):
                 fault.hit.set()
-            if fault.what == STALL:
+            if fault.kind == STALL:
                 self._closed.wait(60)
                 return False
-            if fault.what == HOLD and not fault.after:
+            if fault.kind == HOLD and not fault.after:
                 fault.hit.set()
                 fault.release.wait(60)
-            if fault.what[0].isdigit():
-                return _answer(client, reader, head, length, fault.what)
+            if fault.kind[0].isdigit():
+                return _answer(client, reader, head, length, fault.kind)
         asks = b"100-continue" in head.lower()
         server.sendall(re.sub(rb"(?i)\r\nexpect:[^\r]*", b"", head))
         if asks:
@@ -132,13 +132,13 @@ class Proxy:
             return False
         answer = _head(answers)
         body = _body(answers, answer) if not line.startswith("HEAD") else b""
-        if fault is not None and fault.what == HOLD_ANSWER:
+        if fault is not None and fault.kind == HOLD_ANSWER:
             fault.hit.set()
             fault.release.wait(60)
-        if fault is not None and fault.what == LOSE:
+        if fault is not None and fault.kind == LOSE:
             _reset(client)
             return False
-        if fault is not None and fault.what == TRUNCATE:
+        if fault is not None and fault.kind == TRUNCATE:
             client.sendall(answer + body[: fault.after])
             return False
         client.sendall(answer + body)
@@ -152,23 +152,23 @@ class Proxy:
             piece = reader.read1(min(65536, length - done))
             if not piece:
                 return False
-            if fault is not None and fault.what == FLIP and done == 0:
+            if fault is not None and fault.kind == FLIP and done == 0:
                 piece = bytes([piece[0] ^ 1]) + piece[1:]
-            if fault is not None and fault.what == RESET and done + len(piece) > fault.after:
+            if fault is not None and fault.kind == RESET and done + len(piece) > fault.after:
                 _reset(client)
                 return False
             server.sendall(piece)
             done += len(piece)
-            if fault is not None and fault.what == HOLD and fault.after and done >= fault.after and not fault.hit.is_set():
+            if fault is not None and fault.kind == HOLD and fault.after and done >= fault.after and not fault.hit.is_set():
                 fault.hit.set()
                 fault.release.wait(60)
             with self._lock:
                 self.seen[row] = (self.seen[row][0], done)
-        return not (fault is not None and fault.what == RESET and done >= fault.after and _reset(client))
+        return not (fault is not None and fault.kind == RESET and done >= fault.after and _reset(client))
 
 
-def _answer(client: socket.socket, reader: BufferedReader, head: bytes, length: int, what: str) -> bool:
-    status, _, code = what.partition(" ")
+def _answer(client: socket.socket, reader: BufferedReader, head: bytes, length: int, kind: str) -> bool:
+    status, _, code = kind.partition(" ")
     if b"100-continue" not in head.lower():
         reader.read(length)
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>made by the test</Message></Error>".encode()
@@ -205,8 +205,8 @@ def _body(answers: BufferedReader, head: bytes) -> bytes:
 
 
 def _length(head: bytes) -> int:
-    found = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
-    return int(found[1]) if found else 0
+    match = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    return int(match[1]) if match else 0
 
 
 def _reset(client: socket.socket) -> bool:

@@ -130,8 +130,8 @@ def describe(path: Path, step: int, *, job: str = "job") -> Path:
     for name in members:
         hasher = digest.Hasher(part_bytes=PART)
         hasher.update(memoryview((path / name if path.is_dir() else path).read_bytes()))
-        found = hasher.digest()
-        files.append(documents.File(name, found.n_bytes, found.crc64nvme, found.parts))
+        checksums = hasher.digest()
+        files.append(documents.File(name, checksums.n_bytes, checksums.crc64nvme, checksums.parts))
     row = documents.Manifest(
         name=path.name,
         is_tree=path.is_dir(),

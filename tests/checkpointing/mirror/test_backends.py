@@ -95,14 +95,14 @@ def test_bytes_that_are_not_those_announced_are_not_stored(backend: Backend) -> 
 def test_an_upload_in_parts_is_nothing_until_it_is_completed_and_can_be_gone_on_with(backend: Backend) -> None:
     first, last = os.urandom(PART), b"the end"
     upload = backend.begin("big/one")
-    one = backend.put_part(upload, 1, body(first))
+    first_part = backend.put_part(upload, 1, body(first))
     assert list(backend.list("big/")) == []
     assert [(stored.key, stored.upload_id) for stored in backend.list("big/", unfinished=True)] == [("big/one", upload.id)]
     again = backend.begin("big/one", upload.id)
-    assert [(part.number, part.n_bytes, part.token) for part in again.parts] == [(1, PART, one.token)]
-    two = backend.put_part(again, 2, body(last, PART))
+    assert [(part.number, part.n_bytes, part.token) for part in again.parts] == [(1, PART, first_part.token)]
+    second_part = backend.put_part(again, 2, body(last, PART))
     whole = digest.of_bytes(first + last)
-    stored = backend.complete(again, [one, two], whole)
+    stored = backend.complete(again, [first_part, second_part], whole)
     assert stored.n_bytes == PART + len(last)
     assert stored.crc64nvme in (None, whole)
     assert b"".join(backend.read("big/one", PART - 2, 9)) == first[-2:] + last

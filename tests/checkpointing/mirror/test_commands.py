@@ -66,13 +66,13 @@ def test_push_list_pull_and_restore(settings: Settings, tmp_path: Path, capsys: 
 
 
 def test_a_push_tells_of_each_of_its_reads_and_of_what_is_sent(settings: Settings, tmp_path: Path) -> None:
-    path, told = saved(tmp_path, 1), list[tuple[str, int, int]]()
+    path, reports = saved(tmp_path, 1), list[tuple[str, int, int]]()
     (backend,) = checkpoint_mirror.backends_of(settings)
-    list(client.push(path, [backend], job="job", progress=lambda *row: told.append(row)))
+    list(client.push(path, [backend], job="job", progress=lambda *row: reports.append(row)))
     size = os.path.getsize(path)  # noqa: PTH202  as the command gets it
-    assert list(dict.fromkeys(phase for phase, _, _ in told)) == ["verifying", "reading", "pushing"]
-    assert all(done <= total == size for _, done, total in told)
-    assert {phase: done for phase, done, _ in told}["pushing"] == size
+    assert list(dict.fromkeys(phase for phase, _, _ in reports)) == ["verifying", "reading", "pushing"]
+    assert all(done <= total == size for _, done, total in reports)
+    assert {phase: done for phase, done, _ in reports}["pushing"] == size
 
 
 def test_pull_takes_what_was_named_and_not_what_ends_like_it(settings: Settings, tmp_path: Path) -> None:
@@ -126,11 +126,11 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
     writes = []
     for step in (1, 2, 3):
         path = saved(tmp_path, step)
-        made = check.build(verify(path), documents.About("job", "run-1"))
-        assert manifests.put(made)
+        manifest = check.build(verify(path), documents.About("job", "run-1"))
+        assert manifests.put(manifest)
         shutil.copyfile(path, tmp_path / "latest.pt")  # copies are kept of what is written again and again
         assert copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.RetentionPolicy(3)).copy is not None
-        after = (made.identity.dev, made.identity.ino, made.identity.size, made.identity.mtime_ns)
+        after = (manifest.identity.dev, manifest.identity.ino, manifest.identity.size, manifest.identity.mtime_ns)
         writes.append(Write(path, attempt=1, t=1.0, after=after, created_by_job=True))
     catalogue.put(WRITE, *writes)
     catalogue.put(LOGGED, LoggedRun("run-1"))
@@ -143,7 +143,7 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
     assert "the supervisor removes it" in printed[2]["reason"]
     assert len(copies.all()) == 3, "a dry run removes nothing"
     assert prune.prune(keeping, "job", None, dry_run=False, as_json=True) == 0
-    assert [one.manifest.step for one in copies.all()] == [3]
+    assert [copy.manifest.step for copy in copies.all()] == [3]
     shutil.copyfile(saved(tmp_path, 4), tmp_path / "latest.pt")
     copies.keep(check.build(verify(str(tmp_path / "latest.pt"))), rules.RetentionPolicy(3))
     with open(copies.all()[-1].place, "r+b") as file:  # noqa: PTH123 -- a plain string

@@ -103,12 +103,12 @@ class Sent:
 
 def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list[str]:
     """Let the watcher look once; return the names of what is to be sent."""
-    found: list[str] = []
-    watcher = checkpoints.watcher(checkpoints.mirror_feed(Sent(found), lambda: has_rank_0), lambda: has_rank_0)
+    names: list[str] = []
+    watcher = checkpoints.watcher(checkpoints.mirror_feed(Sent(names), lambda: has_rank_0), lambda: has_rank_0)
     assert watcher is not None
     watcher.start()
     assert watcher.finish(PATIENCE_S)
-    return found
+    return names
 
 
 def test_what_no_hook_saw_is_sent_by_the_node_of_rank_0_if_it_is_new(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
@@ -168,7 +168,7 @@ def test_a_person_who_trusts_the_declared_checkpoints_resumes_from_calls_that_ar
 ) -> None:
     path = tmp_path / "here" / "step_1.pt"
     torch.save({"step": 1, "mode": Mode.WARM if made_by == "another engineer" else os.system}, path)
-    assert [one for one, _ in checkpoints.select(1.0, 0).dangerous] == [str(path)], "fenced, too"
+    assert [dangerous_path for dangerous_path, _ in checkpoints.select(1.0, 0).dangerous] == [str(path)], "fenced, too"
     job = checkpoints._job  # noqa: SLF001 -- the same job, started again
     checkpoints = dataclasses.replace(job.settings.checkpoints, trusted=True)
     trusting = replace(job, settings=dataclasses.replace(job.settings, checkpoints=checkpoints))

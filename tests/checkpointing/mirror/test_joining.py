@@ -51,13 +51,13 @@ class Nodes:
         """Return what a node records of its part."""
         part = verify_part(str(self.paths[node]), ReadOptions())
         assert part is not None
-        made = check.build(part.present, About("job", f"run-{node}", began=100, attempt=1))
-        return replace(made, host=f"host-{node}", save=save or self.save, part=NodePart(node, part.absent, part.leads))
+        manifest = check.build(part.present, About("job", f"run-{node}", began=100, attempt=1))
+        return replace(manifest, host=f"host-{node}", save=save or self.save, part=NodePart(node, part.absent, part.leads))
 
     def send(self, node: int, *, save: str = "") -> str:
         """Send a node's part, as its mirror process does."""
-        made = self.part(node, save=save)
-        entry = waiting(str(self.paths[node]), documents.encode(made))
+        manifest = self.part(node, save=save)
+        entry = waiting(str(self.paths[node]), documents.encode(manifest))
         return upload(self.backend, entry, TransferControl(pause=lambda _s: None))
 
     def restore(self, node: int) -> restore.Restored | None:
@@ -82,7 +82,7 @@ def test_a_part_with_the_content_of_one_that_still_waits_is_sent_too(nodes: Node
     frozen = [nodes.part(1, save=save) for save in (SAVE, OTHER)]
     assert frozen[0].id == frozen[1].id
     waiting_uploads = WaitingUploads(CheckpointCatalogue(tmp_path / "state", is_writer=True), tmp_path / "state")
-    held = [waiting_uploads.hold(made) for made in frozen]
+    held = [waiting_uploads.hold(manifest) for manifest in frozen]
     assert [row.id for row in waiting_uploads.rows()] == [SAVE, OTHER]
     assert waiting_uploads.hold(frozen[1]) == held[1]
 
@@ -136,7 +136,7 @@ def test_shards_of_deepspeed_are_one_checkpoint_to_which_latest_leads(place: Pla
         assert nodes.restore(node) is not None
         assert nodes.is_whole(node)
         assert (nodes.paths[node].parent / "latest").read_text() == whole.name
-        assert [found.verdict for found in examine.look(str(nodes.paths[node].parent))] == [Verdict.VERIFIED]
+        assert [verification.verdict for verification in examine.look(str(nodes.paths[node].parent))] == [Verdict.VERIFIED]
 
 
 @pytest.mark.process
@@ -191,10 +191,10 @@ def test_parts_of_two_saves_are_never_one_checkpoint(nodes: Nodes, tmp_path: Pat
     assert listing.newest_first(nodes.backend, "job")[0] == []
     assert nodes.restore(0) is None
     nodes.send(0)
-    (found,) = listing.newest_first(nodes.backend, "job")[0]
-    assert found.manifest.save == SAVE
+    (checkpoint,) = listing.newest_first(nodes.backend, "job")[0]
+    assert checkpoint.manifest.save == SAVE
     assert later.send(1)
-    assert {one.manifest.save for one in listing.newest_first(nodes.backend, "job")[0]} == {SAVE, OTHER}
+    assert {entry.manifest.save for entry in listing.newest_first(nodes.backend, "job")[0]} == {SAVE, OTHER}
 
 
 @pytest.mark.slow

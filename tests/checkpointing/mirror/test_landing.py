@@ -130,14 +130,14 @@ def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monk
         yield from real(self, key, offset, n_bytes)
 
     monkeypatch.setattr(type(backend), "read", slowly)
-    found: list[object] = []
+    outcomes: list[object] = []
 
     def go() -> None:
         try:
             done = restore.newest([backend], "job", into=str(tmp_path / "shared"), workers=1)
-            found.append(done and done.fetched_bytes)
+            outcomes.append(done and done.fetched_bytes)
         except Exception as error:  # noqa: BLE001 -- shown by the assertion
-            found.append(error)
+            outcomes.append(error)
 
     first = threading.Thread(target=go)
     first.start()
@@ -146,7 +146,7 @@ def test_two_nodes_of_one_disk_take_turns(tmp_path: Path, backend: Backend, monk
     second.start()
     first.join()
     second.join()
-    assert found == [11 << 20, 0]
+    assert outcomes == [11 << 20, 0]
     assert (tmp_path / "shared" / path.name).read_bytes() == path.read_bytes()
     assert os.listdir(tmp_path / "shared") == [path.name]  # noqa: PTH208 -- no lock stays, either
 
@@ -228,7 +228,7 @@ def test_one_manifest_that_cannot_be_read_is_passed_over(
     refused, real = [key], type(backend).read
 
     def read(self: Backend, name: str, offset: int, n_bytes: int) -> Iterator[bytes]:
-        if any(name.startswith(one) for one in refused):
+        if any(name.startswith(prefix) for prefix in refused):
             raise kind(f"cannot read: {name}", hint="")
         yield from real(self, name, offset, n_bytes)
 

@@ -48,7 +48,7 @@ def test_a_directory_arrives_whole_with_its_empty_and_small_files(place: Place) 
 
 
 @pytest.mark.parametrize(
-    ("what", "match", "after"),
+    ("kind", "match", "after"),
     [
         pytest.param(RESET, "^PUT.*partNumber=2", 1 << 20, marks=pytest.mark.slow),
         pytest.param(LOSE, "^POST.*uploadId", 0, marks=pytest.mark.slow),
@@ -62,9 +62,9 @@ def test_a_directory_arrives_whole_with_its_empty_and_small_files(place: Place) 
     ],
     ids=lambda value: str(value).strip("^").replace(".*", " "),
 )
-def test_a_fault_on_the_way_does_not_stop_it_and_leaves_no_lie(place: Place, what: str, match: str, after: int) -> None:
+def test_a_fault_on_the_way_does_not_stop_it_and_leaves_no_lie(place: Place, kind: str, match: str, after: int) -> None:
     path = place.home / "ckpt" / "step_100.pt"
-    fault = Fault(what, match, times=2 if what[0].isdigit() else 1, after=after)
+    fault = Fault(kind, match, times=2 if kind[0].isdigit() else 1, after=after)
     place.proxy.faults.append(fault)
     with Process(place) as process:
         process.mirror(path, save(path))
@@ -235,7 +235,7 @@ def test_only_as_many_as_asked_for_stay_at_the_mirror(place: Place) -> None:
         assert process.wait_for("pruned")["step"] == 1
     assert place.proxy.count("^GET.*/manifest.json") == 3, "each manifest is read once"
     kept, _ = listing.newest_first(place.backend(), "job")
-    assert [one.manifest.step for one in kept] == [3, 2]
+    assert [checkpoint.manifest.step for checkpoint in kept] == [3, 2]
 
 
 def test_nonsense_is_refused_and_the_next_command_is_executed(place: Place) -> None:

@@ -89,17 +89,17 @@ class Node:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Give the names of the threads that read checkpoints."""
-    found: list[str] = []
+    paths: list[str] = []
     from checkpointing.io import reader  # noqa: PLC0415 -- what is patched
 
     real: Callable[..., None] = reader.FileReader.__init__
 
     def init(self: FileReader, path: str, **more: object) -> None:
-        found.append(path)
+        paths.append(path)
         real(self, path, **more)
 
     monkeypatch.setattr(reader.FileReader, "__init__", init)
-    return found
+    return paths
 
 
 def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, reads: list[str]) -> None:

@@ -58,13 +58,13 @@ def test_two_nodes_that_send_the_same_content_at_once_leave_one_whole_checkpoint
     described = save(path)
     held = Fault(HOLD, "^PUT.*manifest.json", times=2)
     place.proxy.faults.append(held)
-    with Process(place) as one, Process(replace(place, home=place.home / "other")) as other:
-        one.mirror(path, described)
+    with Process(place) as first, Process(replace(place, home=place.home / "other")) as second:
+        first.mirror(path, described)
         assert held.hit.wait(PATIENCE_S)
-        other.mirror(path, described)
+        second.mirror(path, described)
         wait_for(lambda: place.proxy.count("^PUT.*manifest.json") == 2, "the other one to come as far")
         held.release.set()
-        for process in (one, other):
+        for process in (first, second):
             process.wait_for("uploaded")
             assert process.alerts() == []
     assert place.no_manifest_lies() == 1
@@ -88,8 +88,8 @@ def test_a_server_that_refuses_every_checksum_refuses_one_request(place: Place) 
     refusal = Fault("400 InvalidArgument", "^(PUT|POST)", times=1000, header="x-amz-checksum")
     place.proxy.faults.append(refusal)
     with Process(place, workers=1) as process:
-        for step, one, n_bytes in ((1, path, 12 << 20), (2, small, 1000)):
-            process.mirror(one, save(one, n_bytes, step))
+        for step, checkpoint, n_bytes in ((1, path, 12 << 20), (2, small, 1000)):
+            process.mirror(checkpoint, save(checkpoint, n_bytes, step))
             process.wait_for("uploaded")
         assert process.alerts() == []
     assert refusal.times == 999

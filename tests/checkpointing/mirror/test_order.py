@@ -30,10 +30,10 @@ def backend(tmp_path: Path) -> Backend:
     """Hold step 600, then what was proven after it: step 500, and a best.pt without a step and was written last."""
     (tmp_path / "mirror").mkdir()
     backend = open_backend(str(tmp_path / "mirror"))
-    for made, (name, step) in enumerate((("step_600.pt", 600), ("step_500.pt", 500), ("best.pt", None)), 1000):
+    for made_unix_s, (name, step) in enumerate((("step_600.pt", 600), ("step_500.pt", 500), ("best.pt", None)), 1000):
         path = tmp_path / "ckpt" / name
         made_of = documents.read(str(save(path, 1000, 0)))
-        raw = documents.encode(dataclasses.replace(made_of, step=step, made_unix_s=made))
+        raw = documents.encode(dataclasses.replace(made_of, step=step, made_unix_s=made_unix_s))
         entry = waiting(str(path), raw)
         upload(backend, entry, TransferControl())
     return backend
@@ -43,7 +43,7 @@ def test_the_highest_step_is_restored_whatever_was_proven_after_it(tmp_path: Pat
     done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     assert os.path.basename(done.path) == "step_600.pt"  # noqa: PTH119 -- strings throughout the package
-    assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == [600, 500, None]
+    assert [checkpoint.manifest.step for checkpoint in listing.newest_first(backend, "job")[0]] == [600, 500, None]
 
 
 def order_of(path: Path, raw_manifest: bytes, step: int) -> SendCheckpoint:
@@ -93,7 +93,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
         thread.join()
     troubles = [(type(event), event.what) for event in events if isinstance(event, MirrorAlert | MirrorRecovered)]
     assert troubles == [(MirrorAlert, "tidy"), (MirrorRecovered, "tidy")]
-    assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == [900]
+    assert [checkpoint.manifest.step for checkpoint in listing.newest_first(backend, "job")[0]] == [900]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_mirror_that_lets_nobody_remove_still_gets_checkpoints(tmp_path: Path,
     ids=["one", "two", "one-and-the-first-of-each-500"],
 )
 def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: RetentionPolicy, left: list[int]) -> None:
-    would = [one.location.key for one in removal.may_go(listing.newest_first(backend, "job")[0], policy)]
+    would = [checkpoint.location.key for checkpoint in removal.may_go(listing.newest_first(backend, "job")[0], policy)]
     events: list[Any] = []
     worker = MirrorWorker(
         backend,
@@ -116,4 +116,4 @@ def test_a_mirror_lets_go_of_what_prune_says_would_go(backend: Backend, policy: 
     )
     worker._tidy("")  # noqa: SLF001 -- what is done after each upload
     assert [event.key for event in events if isinstance(event, CopyPruned)] == would
-    assert [one.manifest.step for one in listing.newest_first(backend, "job")[0]] == left
+    assert [checkpoint.manifest.step for checkpoint in listing.newest_first(backend, "job")[0]] == left

@@ -66,8 +66,8 @@ def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced
 
 def without_numbers(described: Path, *tensors: str) -> Path:
     """Record that these tensors of a checkpoint hold NaN, as the watcher found when it read it."""
-    made = documents.decode(described.read_bytes())
-    described.write_bytes(documents.encode(replace(made, non_finite=tuple(NonFinite(name, "NaN", 0) for name in tensors))))
+    manifest = documents.decode(described.read_bytes())
+    described.write_bytes(documents.encode(replace(manifest, non_finite=tuple(NonFinite(name, "NaN", 0) for name in tensors))))
     return described
 
 
@@ -141,10 +141,10 @@ def test_a_damaged_manifest_is_passed_over(tmp_path: Path, backend: Backend, dam
 
 
 def test_a_manifest_that_stands_where_another_belongs_is_passed_over(tmp_path: Path, backend: Backend) -> None:
-    _, one = brought(tmp_path, backend, 1)
-    _, two = brought(tmp_path, backend, 2)
+    _, first_key = brought(tmp_path, backend, 1)
+    _, second_key = brought(tmp_path, backend, 2)
     place = tmp_path / "mirror"
-    (place / two / "manifest.json").write_bytes((place / one / "manifest.json").read_bytes())
+    (place / second_key / "manifest.json").write_bytes((place / first_key / "manifest.json").read_bytes())
     done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
     assert done is not None
     assert done.manifest.step == 1
@@ -264,8 +264,8 @@ def test_a_directory_restores_with_all_its_files(tmp_path: Path, backend: Backen
     bring(backend, path, save_tree(path, {"a/b/c.bin": 100, "empty": 0, "z": PART + 1}))
     done = restore.newest([backend], "job", into=str(tmp_path / "fresh"))
     assert done is not None
-    found = {str(file.relative_to(tmp_path / "fresh")): file.read_bytes() for file in (tmp_path / "fresh").rglob("*") if file.is_file()}
-    assert found == {f"checkpoint-3/{name}": (path / name).read_bytes() for name in ("a/b/c.bin", "empty", "z")}
+    contents = {str(file.relative_to(tmp_path / "fresh")): file.read_bytes() for file in (tmp_path / "fresh").rglob("*") if file.is_file()}
+    assert contents == {f"checkpoint-3/{name}": (path / name).read_bytes() for name in ("a/b/c.bin", "empty", "z")}
 
 
 def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backend: Backend) -> None:
@@ -320,7 +320,7 @@ def test_an_etag_shows_of_which_parts_an_object_was_made(token: str, expected: b
 def test_parts_are_joined_where_there_would_be_more_than_s3_allows() -> None:
     n_parts, size = 25_001, 1 << 20
     file = documents.File("x", n_parts * size, 0, (7,) * n_parts)
-    found = parts_of(file, size)
-    assert len(found) <= 10_000
-    assert sum(n_bytes for _, n_bytes, _ in found) == file.n_bytes
-    assert [offset for offset, _, _ in found[:3]] == [0, 3 * size, 6 * size]
+    pieces = parts_of(file, size)
+    assert len(pieces) <= 10_000
+    assert sum(n_bytes for _, n_bytes, _ in pieces) == file.n_bytes
+    assert [offset for offset, _, _ in pieces[:3]] == [0, 3 * size, 6 * size]

@@ -74,7 +74,7 @@ def test_of_nodes_that_start_together_one_downloads_and_no_byte_is_read_under_th
         thread.start()
     for thread in threads:
         thread.join(PATIENCE_S)
-    assert sorted(one.fetched_bytes > 0 for one in done if one is not None) == [False] * 5 + [True]
+    assert sorted(outcome.fetched_bytes > 0 for outcome in done if outcome is not None) == [False] * 5 + [True]
     assert bytes_read() - before < 1.5 * mirrored.stat().st_size  # once from the mirror, however many nodes there are
     assert lines == [f"waiting for process {os.getpid()} on {os.uname().nodename}, which restores {mirrored}"] * 5
 
@@ -100,17 +100,17 @@ def test_who_has_just_taken_the_lock_is_named_once_that_is_written(tmp_path: Pat
 def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, mirrored: Path) -> None:
     (kept,), _ = restore.available([backend], "job")
     mirrored.parent.mkdir(exist_ok=True)
-    lines, said = list[str](), threading.Event()
+    lines, report_event = list[str](), threading.Event()
 
     def report(text: str) -> None:
         lines.append(text)
-        said.set()
+        report_event.set()
 
     progress = RestoreProgress(report=report)
     with restore_target.download_lock(restore_target.partial_path(str(mirrored), kept.manifest)):
         thread = threading.Thread(target=lambda: restore.newest([backend], "job", progress=progress), daemon=True)
         thread.start()
-        said.wait(12)
+        report_event.wait(12)
     thread.join(PATIENCE_S)
     assert mirrored.exists()
     assert lines

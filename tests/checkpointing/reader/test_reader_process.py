@@ -89,15 +89,15 @@ class Linked:
 
 @pytest.fixture
 def linked() -> Iterator[Callable[..., Linked]]:
-    made: list[Linked] = []
+    links: list[Linked] = []
 
     def make(read_mib_s: float = 0.0) -> Linked:
-        made.append(Linked(read_mib_s))
-        return made[-1]
+        links.append(Linked(read_mib_s))
+        return links[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for link in links:
+        link.close()
 
 
 def save(path: Path, n_mib: int = 1) -> Path:

@@ -59,8 +59,8 @@ def judged(path: Path, verdict: Verdict = Verdict.BAD) -> Verification:
 
 
 def seen_at(path: Path) -> Seen:
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    return {str(one): Identity.of(one.stat()) for one in files}
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return {str(file): Identity.of(file.stat()) for file in files}
 
 
 def aside_of(tmp_path: Path) -> Path:
@@ -78,15 +78,21 @@ def record_in(state: Path) -> AsideRecord:
 
 
 def test_what_this_job_tore_lies_beside_the_listed_directory_and_goes_back(torn: Path, tmp_path: Path) -> None:
-    found, seen, state = verify(str(torn)), seen_at(torn), tmp_path / "state"
+    verification, seen, state = verify(str(torn)), seen_at(torn), tmp_path / "state"
     before, content = but_ours(tmp_path), torn.read_bytes()
     record = record_in(state)
-    moved = record.move(found, 3, seen, ranks_alive=False)
+    moved = record.move(verification, 3, seen, ranks_alive=False)
     assert (moved.to, moved.note) == (str(aside_of(tmp_path) / "torn-a"), "")
     assert (list(torn.parent.iterdir()), (aside_of(tmp_path) / "torn-a").read_bytes()) == ([], content)
     (change,) = record.changes()
-    assert (change.kind, change.path, change.to, change.phase, change.identity) == ("moved", str(torn), moved.to, "done", found.identity)
-    assert (change.reason, change.attempt) == (found.reason, 3)
+    assert (change.kind, change.path, change.to, change.phase, change.identity) == (
+        "moved",
+        str(torn),
+        moved.to,
+        "done",
+        verification.identity,
+    )
+    assert (change.reason, change.attempt) == (verification.reason, 3)
     (undone,) = record_in(state).undo()
     assert undone.problem == ""
     assert [row for row in but_ours(tmp_path) if not row[0].endswith(".supervise-aside")] == before
@@ -130,7 +136,7 @@ def test_a_second_one_of_the_same_name_replaces_nothing_and_both_go_back(torn: P
     for content in (b"first", b"second"):
         torn.write_bytes(content)
         assert record.move(judged(torn), 1, seen_at(torn), ranks_alive=False).to
-    assert sorted(one.read_bytes() for one in aside_of(tmp_path).glob("torn-*")) == [b"first", b"second"]
+    assert sorted(file.read_bytes() for file in aside_of(tmp_path).glob("torn-*")) == [b"first", b"second"]
     assert [undone.problem[-18:] for undone in record.undo()] == ["", "move it away first"], "the newest first; its place is taken then"
     assert torn.read_bytes() == b"second"
     torn.unlink()
@@ -273,7 +279,7 @@ def test_a_directory_without_locks_will_do(tmp_path: Path, sound: bytes) -> None
         record = record_in(tmp_path / "state")
         moved = record.move(verify(str(torn)), 3, seen_at(torn), ranks_alive=False)
         assert moved.to == str(tmp_path / "disk" / ".supervise-aside" / "torn-a")
-        assert [(one.change.path, one.problem) for one in record.undo()] == [(str(torn), "")]
+        assert [(outcome.change.path, outcome.problem) for outcome in record.undo()] == [(str(torn), "")]
         assert torn.exists()
 
 
@@ -321,7 +327,7 @@ def test_no_other_verdict_moves_anything(torn: Path, tmp_path: Path, verdict: Ve
 
 @pytest.mark.parametrize("change", ["never seen", "another inode", "another size", "another time", "rank alive", "written since", "a link"])
 def test_each_condition_alone_keeps_a_file_where_it_is(torn: Path, tmp_path: Path, change: str) -> None:
-    found, seen = judged(torn), seen_at(torn)
+    verification, seen = judged(torn), seen_at(torn)
     identity = seen[str(torn)]
     if change == "never seen":
         seen = {}
@@ -337,7 +343,7 @@ def test_each_condition_alone_keeps_a_file_where_it_is(torn: Path, tmp_path: Pat
         torn.rename(tmp_path / "real")
         torn.symlink_to(tmp_path / "real")
     before = everything(tmp_path)
-    refused = record_in(tmp_path / "state").move(found, 1, seen, ranks_alive=change == "rank alive")
+    refused = record_in(tmp_path / "state").move(verification, 1, seen, ranks_alive=change == "rank alive")
     assert refused.to == ""
     assert refused.reason
     assert everything(tmp_path) == before
@@ -354,10 +360,10 @@ def test_a_directory_that_is_not_all_this_jobs_stays(torn_tree: Path, tmp_path: 
         (torn_tree / "link").symlink_to("/etc/hostname")
     else:
         (torn_tree / "rank_0.bin").write_bytes(b"other")
-    found = judged(torn_tree, Verdict.INCOMPLETE)
+    verification = judged(torn_tree, Verdict.INCOMPLETE)
     before = everything(tmp_path)
-    assert ownership.why_not(found, seen, ranks_alive=False)
-    assert not record_in(tmp_path / "state").move(found, 1, seen, ranks_alive=False).to
+    assert ownership.why_not(verification, seen, ranks_alive=False)
+    assert not record_in(tmp_path / "state").move(verification, 1, seen, ranks_alive=False).to
     assert everything(tmp_path) == before
 
 
@@ -535,9 +541,9 @@ def test_a_kill_while_a_directory_is_taken_away_again_leaves_no_half_of_it(
 ) -> None:
     aside, copy, temporary = record_in(tmp_path / "state"), tmp_path / "copy", torn_tree.parent / ".putting"
     aside.move(judged(torn_tree), 1, seen_at(torn_tree), ranks_alive=False)
-    for one in (copy, temporary):
-        (one / "sub").mkdir(parents=True)
-        (one / "sub" / "rank_1.bin").write_bytes(b"good")
+    for directory in (copy, temporary):
+        (directory / "sub").mkdir(parents=True)
+        (directory / "sub" / "rank_1.bin").write_bytes(b"good")
     assert aside.put(str(temporary), str(torn_tree), str(copy), 1, "its copy") == ""
     pid = os.fork()
     if pid == 0:
@@ -571,7 +577,7 @@ def test_no_pattern_and_no_search_of_ours_finds_what_was_set_aside(tmp_path: Pat
         (place / "torn-a" / "global_step60" / "model.pt").write_bytes(sound)
         (place / "torn-b.pt").write_bytes(sound)
     whole.write_bytes(sound)
-    assert {one.path for one in find(pattern, str(tmp_path)).candidates} <= {str(whole)}
+    assert {candidate.path for candidate in find(pattern, str(tmp_path)).candidates} <= {str(whole)}
     chosen = latest(str(tmp_path / "ckpt")).chosen
     assert chosen is not None
     assert chosen.path == str(whole)

@@ -40,9 +40,9 @@ BIG = 1 << 40
 def save(path: Path, step: int, n_kib: int = 100) -> Manifest:
     """Save in place, as nanoGPT does, and verify it."""
     torch.save({"w": torch.rand(n_kib * KIB // 4), "step": step}, path)
-    found = verify(str(path))
-    assert found.verdict is Verdict.VERIFIED
-    return check.build(found, part_bytes=16 * KIB)
+    verification = verify(str(path))
+    assert verification.verdict is Verdict.VERIFIED
+    return check.build(verification, part_bytes=16 * KIB)
 
 
 def of_job(state: Path) -> CheckpointCatalogue:
@@ -67,12 +67,12 @@ def job(tmp_path: Path) -> Path:
 
 def test_a_copy_is_the_file_and_stays_so_when_that_is_overwritten(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
-    made = save(path, 10)
+    manifest = save(path, 10)
     content, before = path.read_bytes(), everything(job)
-    kept = copies.keep(made)
+    kept = copies.keep(manifest)
     assert kept.copy is not None, kept
     assert everything(job) == before
-    assert copies.keep(made).copy == kept.copy
+    assert copies.keep(manifest).copy == kept.copy
     save(path, 20)
     assert Path(kept.copy.place).read_bytes() == content
     assert check.check(kept.copy.place, kept.copy.manifest).verdict is Verdict.VERIFIED
@@ -88,19 +88,19 @@ def test_a_name_may_begin_with_a_dot(job: Path, tmp_path: Path) -> None:
     assert second.copy is not None
     assert copies.all() == (second.copy,)
     assert second.removed == (first.copy.place,)
-    assert [str(one) for one in (tmp_path / DIRECTORY).iterdir()] == [second.copy.directory]
+    assert [str(directory) for directory in (tmp_path / DIRECTORY).iterdir()] == [second.copy.directory]
 
 
 def test_a_name_may_be_as_long_as_a_name_may_be(job: Path, tmp_path: Path) -> None:
-    made = save(job / ("路" * 80 + ".pt"), 1)
+    manifest = save(job / ("路" * 80 + ".pt"), 1)
     copies = Copies(of_job(tmp_path), BIG)
-    kept = copies.keep(made)
+    kept = copies.keep(manifest)
     assert kept.copy is not None, kept.reason
-    assert Path(kept.copy.place).name == made.name
-    os.unlink(made.path)  # noqa: PTH108 -- a name
+    assert Path(kept.copy.place).name == manifest.name
+    os.unlink(manifest.path)  # noqa: PTH108 -- a name
     assert copies.put_back(kept.copy, AsideRecord(of_job(tmp_path)), 1, "torn") == ""
-    assert verify(made.path).step == 1
-    assert os.listdir(job) == [made.name]  # noqa: PTH208 -- names
+    assert verify(manifest.path).step == 1
+    assert os.listdir(job) == [manifest.name]  # noqa: PTH208 -- names
 
 
 def test_a_file_system_that_cannot_sync_directories_holds_copies(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,21 +118,21 @@ def test_a_file_system_that_cannot_sync_directories_holds_copies(job: Path, tmp_
 
 def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
-    made = save(path, 10)
+    manifest = save(path, 10)
     save(path, 20)
-    kept = copies.keep(made)
+    kept = copies.keep(manifest)
     assert (kept.copy, copies.all()) == (None, ())
     assert "not what its manifest says" in kept.reason
     tear(path)
-    assert copies.keep(made).copy is None
+    assert copies.keep(manifest).copy is None
     path.unlink()
-    assert "No such file" in copies.keep(made).reason
+    assert "No such file" in copies.keep(manifest).reason
     assert list((tmp_path / DIRECTORY).iterdir()) == []
 
 
 def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
-    made = save(path, 10, n_kib=4000)
+    manifest = save(path, 10, n_kib=4000)
     begun = threading.Event()
 
     def overwrite(_seconds: float) -> None:
@@ -140,7 +140,7 @@ def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path:
             begun.set()
             save(path, 20, n_kib=4000)
 
-    kept = copies.keep(made, reading=ReadOptions(Throttle(1e9, burst_bytes=1, wait=overwrite)))
+    kept = copies.keep(manifest, reading=ReadOptions(Throttle(1e9, burst_bytes=1, wait=overwrite)))
     assert begun.is_set()
     assert (kept.copy, copies.all(), list((tmp_path / DIRECTORY).iterdir())) == (None, (), [])
 
@@ -152,11 +152,11 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
         (tree / name).write_bytes(os.urandom(9999))
     identity = identity_of(str(tree))
     assert identity is not None
-    found = Verification(str(tree), identity, Verdict.VERIFIED, step=7, files=("rank_0.bin", "sub/rank_1.bin"))
-    kept = copies.keep(check.build(found))
+    verification = Verification(str(tree), identity, Verdict.VERIFIED, step=7, files=("rank_0.bin", "sub/rank_1.bin"))
+    kept = copies.keep(check.build(verification))
     assert kept.copy is not None, kept
     place = Path(kept.copy.place)
-    assert sorted(str(one.relative_to(place)) for one in place.rglob("*") if one.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
+    assert sorted(str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()) == ["rank_0.bin", "sub/rank_1.bin"]
     before = everything(job)
     tree.rename(job / "aside")
     assert copies.put_back(kept.copy, AsideRecord(of_job(tmp_path)), 1, "its copy") == ""
@@ -193,8 +193,8 @@ def test_of_each_path_so_many_stay_and_the_cap_alone_is_of_all(job: Path, tmp_pa
     ]  # fmt: skip
     assert len(copies.prune(RetentionPolicy(newest=1)).removed) == 3
     assert sorted(copy.manifest.name for copy in copies.all()) == ["best.pt", "model.pt", "optim.pt", "sched.pt"]
-    one = copies.all()[0].manifest.n_bytes
-    kept = Copies(of_job(tmp_path), int(3.5 * one)).keep(save(job / "model.pt", 4), RetentionPolicy(newest=2))
+    n_bytes = copies.all()[0].manifest.n_bytes
+    kept = Copies(of_job(tmp_path), int(3.5 * n_bytes)).keep(save(job / "model.pt", 4), RetentionPolicy(newest=2))
     assert (kept.copy is not None, sorted(Path(place).name for place in kept.removed)) == (True, ["best.pt", "model.pt"])
 
 
@@ -222,15 +222,15 @@ def test_what_another_thread_holds_or_makes_meanwhile_stays_and_is_the_answer(
     path, copies, other = job / "ckpt.pt", Copies(catalogue, BIG, run_id="r"), Copies(catalogue, BIG, run_id="r")
     first = copies.keep(save(path, 10)).copy
     assert first is not None
-    made, complete = save(path, 20), copies.complete
+    manifest, complete = save(path, 20), copies.complete
 
     def meanwhile(*args: object, **kwargs: object) -> object:
-        assert other.keep(made).copy is not None
+        assert other.keep(manifest).copy is not None
         assert not other.hold(first)
         return complete(*args, **kwargs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(copies, "complete", meanwhile)
-    kept = copies.keep(made, RetentionPolicy(1))
+    kept = copies.keep(manifest, RetentionPolicy(1))
     assert kept.copy is not None, kept
     monkeypatch.setattr(copies, "complete", complete)
     assert copies.keep(save(path, 30), RetentionPolicy(1)).copy is not None
@@ -256,29 +256,29 @@ def test_a_torn_file_is_set_aside_and_its_copy_put_back_with_its_time_and_mode(
     job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, copies, aside = job / "ckpt.pt", Copies(of_job(tmp_path), BIG), AsideRecord(of_job(tmp_path))
-    made = save(path, 10)
+    manifest = save(path, 10)
     path.chmod(0o640)
     mtime_ns, content = path.stat().st_mtime_ns, path.read_bytes()
-    kept = copies.keep(made).copy
+    kept = copies.keep(manifest).copy
     assert kept is not None
     save(path, 20)
     tear(path)
     torn = everything(job)
     assert copies.put_back(kept, aside, 4, "torn") == f"something is there: {path}"
-    found = verify(str(path))
-    moved = aside.move(found, 4, {str(path): Identity.of(path.stat())}, ranks_alive=False)
+    verification = verify(str(path))
+    moved = aside.move(verification, 4, {str(path): Identity.of(path.stat())}, ranks_alive=False)
     listed: list[list[str]] = []
     put = aside.put
 
     def seen(*args: Any) -> str:  # noqa: ANN401 -- those of `put`
-        listed.append([one.name for one in job.iterdir()])
+        listed.append([file.name for file in job.iterdir()])
         return put(*args)
 
     monkeypatch.setattr(aside, "put", seen)
     assert copies.put_back(kept, aside, 4, "its copy of step 10") == ""
     assert listed == [[]], "an unfinished copy has no name that a script may take for a step's"
     assert (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode & 0o777) == (content, mtime_ns, 0o640)
-    assert [one.name for one in job.iterdir()] == ["ckpt.pt"]
+    assert [file.name for file in job.iterdir()] == ["ckpt.pt"]
     assert Path(moved.to).parent == tmp_path / ".supervise-aside"
     assert not any(undone.problem for undone in aside.undo())
     assert everything(job) == torn
@@ -307,9 +307,9 @@ def test_a_copy_without_a_sound_manifest_is_none(job: Path, tmp_path: Path) -> N
 
 def test_giving_up_leaves_nothing(job: Path, tmp_path: Path) -> None:
     copies = Copies(of_job(tmp_path), BIG)
-    made = save(job / "ckpt.pt", 10)
+    manifest = save(job / "ckpt.pt", 10)
     with pytest.raises(Interrupted):
-        copies.keep(made, reading=ReadOptions(interrupted=lambda: True))
+        copies.keep(manifest, reading=ReadOptions(interrupted=lambda: True))
     assert list((tmp_path / DIRECTORY).iterdir()) == []
 
 
@@ -329,32 +329,32 @@ copies.Copies(CheckpointCatalogue(Path(sys.argv[2]), is_writer=True), 1 << 40).k
 
 @pytest.mark.process
 def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = save(job / "ckpt.pt", 10)
-    (tmp_path / "made.json").write_bytes(documents.encode(made))
+    manifest = save(job / "ckpt.pt", 10)
+    (tmp_path / "made.json").write_bytes(documents.encode(manifest))
     argv = [sys.executable, "-c", KILLED, str(tmp_path / "made.json"), str(tmp_path)]
     assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL  # noqa: S603 -- this interpreter and the text above
     copies = Copies(of_job(tmp_path), BIG)
     assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
     assert copies.all() == ()
     monkeypatch.setattr(leftovers, "YOUNG_S", 0.0)
-    assert copies.keep(made).copy is not None
+    assert copies.keep(manifest).copy is not None
     assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
 
 
 def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
     with btrfs(tmp_path / "disk") as disk:
         path, copies = disk / "ckpt.pt", Copies(of_job(disk / "state"), BIG)
-        made = save(path, 10, n_kib=int(free(disk) / 3.6) // KIB)
+        manifest = save(path, 10, n_kib=int(free(disk) / 3.6) // KIB)
         with path.open("rb") as file:
             os.fsync(file.fileno())  # until then Btrfs has counted nothing
-        assert 2 < free(disk) / made.n_bytes < 3  # for two more saves there is room, for a copy besides there is not
-        kept = copies.keep(made)
+        assert 2 < free(disk) / manifest.n_bytes < 3  # for two more saves there is room, for a copy besides there is not
+        kept = copies.keep(manifest)
         assert kept.copy is not None, kept
         content = path.read_bytes()
         with path.open("r+b") as file:  # in place, as a training overwrites it
             file.write(bytes(1 << 20))
         assert Path(kept.copy.place).read_bytes() == content
-        assert Path(kept.copy.place).stat().st_mtime_ns == made.identity.mtime_ns
+        assert Path(kept.copy.place).stat().st_mtime_ns == manifest.identity.mtime_ns
         path.unlink()
         assert copies.put_back(kept.copy, AsideRecord(of_job(disk / "state")), 1, "") == ""
         assert path.read_bytes() == content
@@ -372,13 +372,13 @@ def test_a_disk_without_room_for_two_more_saves_is_left_to_the_job(tmp_path: Pat
 
 def test_a_full_disk_and_a_limit_are_reasons_and_leave_nothing(job: Path, tmp_path: Path) -> None:
     copies = Copies(of_job(tmp_path), BIG)
-    made = save(job / "ckpt.pt", 10, n_kib=900)
+    manifest = save(job / "ckpt.pt", 10, n_kib=900)
     with tmpfs(tmp_path / "disk", 700 * KIB) as disk:
-        assert "room" in Copies(of_job(disk), BIG).keep(made).reason
+        assert "room" in Copies(of_job(disk), BIG).keep(manifest).reason
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500 * KIB, before[1]))
     try:
-        kept = copies.keep(made)
+        kept = copies.keep(manifest)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert kept.copy is None

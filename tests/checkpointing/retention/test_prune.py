@@ -28,7 +28,7 @@ def row(  # noqa: PLR0913 -- keywords, each with a default
     identity = identity_of(str(path))
     assert identity is not None
     members = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    made = Manifest(
+    manifest = Manifest(
         name=path.name,
         is_tree=path.is_dir(),
         layout="torch_zip",
@@ -41,7 +41,7 @@ def row(  # noqa: PLR0913 -- keywords, each with a default
         part_bytes=5 << 20,
     )
     noted = {str(file): Identity.of(file.stat()) for file in members} if seen else {}
-    return PruneRow(made, noted, in_use=in_use, uploading=uploading, is_rejected=is_rejected)
+    return PruneRow(manifest, noted, in_use=in_use, uploading=uploading, is_rejected=is_rejected)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def left(directory: Path) -> list[str]:
 
 def test_only_the_newest_stay_and_nothing_is_left_of_the_others(tmp_path: Path, saved: dict[int, Path]) -> None:
     done = pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(2), saved[PROVEN])
-    assert [(one.step, one.reason) for one in done] == [(1, ""), (2, "")]
+    assert [(outcome.step, outcome.reason) for outcome in done] == [(1, ""), (2, "")]
     assert left(tmp_path / "ckpt") == ["step_3.pt", "step_4.pt"]
     assert left(tmp_path / ".supervise-aside") == []
     rows = record_of(saved[PROVEN]).all(PRUNED)
@@ -146,8 +146,8 @@ def test_a_directory_goes_only_if_each_file_in_it_is_the_jobs(tmp_path: Path) ->
     own = {str(paths[2] / "model.bin"): rows[2].seen[str(paths[2] / "model.bin")]}
     rows[2] = PruneRow(rows[2].manifest, own)
     done = pruned(list(rows.values()), rules.RetentionPolicy(1), paths[PROVEN])
-    assert [one.step for one in done if not one.reason] == [1, 3]
-    assert "notes.txt" in next(one.reason for one in done if one.step == 2)
+    assert [outcome.step for outcome in done if not outcome.reason] == [1, 3]
+    assert "notes.txt" in next(outcome.reason for outcome in done if outcome.step == 2)
     assert left(tmp_path / "ckpt") == ["checkpoint-2", "checkpoint-4"]
 
 
@@ -161,7 +161,7 @@ def test_what_was_written_between_the_look_and_the_rename_is_given_back(saved: d
 
     monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
     done = pruned([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), saved[PROVEN])
-    assert [one.reason for one in done] == ["it was written meanwhile"]
+    assert [outcome.reason for outcome in done] == ["it was written meanwhile"]
     assert record_of(saved[PROVEN]).all(PRUNED) == ()
     assert saved[1].read_bytes() == b"written at the last moment"
 
@@ -175,7 +175,7 @@ def test_what_another_supervisor_completes_meanwhile_is_removed(saved: dict[int,
 
     monkeypatch.setattr(prune.durable, "rename_exclusive", rename)
     done = pruned([row(saved[n], n) for n in (1, PROVEN)], rules.RetentionPolicy(1), saved[PROVEN])
-    assert [(one.step, one.reason) for one in done] == [(1, "")]
+    assert [(outcome.step, outcome.reason) for outcome in done] == [(1, "")]
     assert left(saved[PROVEN].parent) == ["step_2.pt", "step_3.pt", "step_4.pt"]
 
 

@@ -35,7 +35,7 @@ copies = st.lists(
         is_finite=st.booleans(),
     ),
     max_size=15,
-    unique_by=lambda one: one.name,
+    unique_by=lambda item: item.name,
 )
 policies = st.builds(RetentionPolicy, newest=st.integers(0, 5), every=st.one_of(st.none(), st.integers(0, 12)))
 
@@ -45,7 +45,7 @@ def held(step: int | None, verdict: Verdict = Verdict.VERIFIED, **more: bool) ->
 
 
 def names(gone: Iterable[RetainedItem]) -> list[str]:
-    return [one.name for one in gone]
+    return [item.name for item in gone]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def names(gone: Iterable[RetainedItem]) -> list[str]:
     ids=str,
 )
 def test_the_newest_and_every_kth_stay(steps: tuple[int, ...], policy: RetentionPolicy, go: tuple[int, ...]) -> None:
-    assert tuple(one.age.step for one in may_go(map(held, steps), policy)) == go
+    assert tuple(item.age.step for item in may_go(map(held, steps), policy)) == go
 
 
 def test_what_is_damaged_goes_first_but_only_beside_a_verified_one() -> None:
@@ -79,15 +79,15 @@ def test_of_unknown_verdict_nothing_goes() -> None:
 def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
     assert len(set(gone)) == len(gone)
-    assert all(one in given_copies and one.verdict in (Verdict.VERIFIED, Verdict.BAD) for one in gone)
-    assert not any(one.in_use or one.uploading for one in gone)
-    left = [one for one in given_copies if one not in gone]
-    if any(one.verdict is Verdict.VERIFIED for one in given_copies):
-        assert any(one.verdict is Verdict.VERIFIED for one in left)
+    assert all(item in given_copies and item.verdict in (Verdict.VERIFIED, Verdict.BAD) for item in gone)
+    assert not any(item.in_use or item.uploading for item in gone)
+    left = [item for item in given_copies if item not in gone]
+    if any(item.verdict is Verdict.VERIFIED for item in given_copies):
+        assert any(item.verdict is Verdict.VERIFIED for item in left)
     else:
         assert not gone
-    verified = [one for one in given_copies if one.verdict is Verdict.VERIFIED]
-    assert not verified or min(verified, key=lambda one: one.age) in left
+    verified = [item for item in given_copies if item.verdict is Verdict.VERIFIED]
+    assert not verified or min(verified, key=lambda item: item.age) in left
 
 
 @given(copies, policies)
@@ -131,9 +131,9 @@ def test_the_first_of_each_so_many_steps_is_that_of_each_run_and_never_one_that_
 @given(copies, policies)
 def test_what_stays_once_stays(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
-    assert may_go([one for one in given_copies if one not in gone], policy) == ()
+    assert may_go([item for item in given_copies if item not in gone], policy) == ()
     # and so it does when only some of what may go went: the disk had room again
-    assert set(may_go([one for one in given_copies if one not in gone[: len(gone) // 2]], policy)) == set(gone[len(gone) // 2 :])
+    assert set(may_go([item for item in given_copies if item not in gone[: len(gone) // 2]], policy)) == set(gone[len(gone) // 2 :])
 
 
 @given(copies, policies)

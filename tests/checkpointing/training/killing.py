@@ -57,7 +57,7 @@ def train_sharding(directory: str, start: int) -> None:
 
 def written(path: Path) -> int:
     """Return how many bytes a file, or a directory's files, have."""
-    return sum(one.stat().st_size for one in path.iterdir()) if path.is_dir() else path.stat().st_size
+    return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
 
 
 def in_a_sharded_save(directory: Path, number: int) -> dict[str, Any]:
@@ -103,13 +103,13 @@ def in_a_save(directory: Path, number: int, train: Callable[[str, int], None] = 
     skip += len(seen)
     killed(train, directory, start, is_time)
     left = set(directory.glob(".*.tmp-*")) - before
-    found = load_latest(directory, into=state_of(0))
+    checkpoint = load_latest(directory, into=state_of(0))
     return {
         "cut_short": bool(left),
         "size": max((written(path) for path in left), default=0),
-        "step": None if found is None else found.step,
-        "whole": found is not None and is_whole(found.state) and found.state["step"] == found.step,
-        "passed_over": [] if found is None else found.passed_over,
+        "step": None if checkpoint is None else checkpoint.step,
+        "whole": checkpoint is not None and is_whole(checkpoint.state) and checkpoint.state["step"] == checkpoint.step,
+        "passed_over": [] if checkpoint is None else checkpoint.passed_over,
         "start": start,
     }
 

@@ -61,9 +61,9 @@ def whole(place: Path) -> dict[str, Any]:
     first = save(state, place / "ckpt", step=1)
     failed = caught(lambda: save({**state, "bad": lambda: 1}, place / "ckpt", step=2))
     third = save({**state, "rank": rank}, place / "ckpt", step=3)
-    found = load_latest(place / "ckpt")
-    assert found is not None
-    return {"first": first, "failed": failed, "third": third, "loaded": found.path, "from_rank": found.state["rank"]}
+    checkpoint = load_latest(place / "ckpt")
+    assert checkpoint is not None
+    return {"first": first, "failed": failed, "third": third, "loaded": checkpoint.path, "from_rank": checkpoint.state["rank"]}
 
 
 def sharded(place: Path) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def sharded(place: Path) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     save(state, place / "ckpt", step=4, sharded=True, keep=1)
     empty = {name: torch.zeros_like(value) for name, value in state.items()}
-    found = load_latest(place / "ckpt", into=empty)
-    equal = found is not None and all(torch.equal(found.state[name], state[name]) for name in state)
+    checkpoint = load_latest(place / "ckpt", into=empty)
+    equal = checkpoint is not None and all(torch.equal(checkpoint.state[name], state[name]) for name in state)
     no_target = caught(lambda: load_latest(place / "ckpt"))
-    return {"no_state": no_state, "full": full, "equal": equal, "step": found and found.step, "no_target": no_target}
+    return {"no_state": no_state, "full": full, "equal": equal, "step": checkpoint and checkpoint.step, "no_target": no_target}
 
 
 def absent(place: Path) -> dict[str, Any]:
@@ -125,8 +125,12 @@ def one_disk_each(place: Path) -> dict[str, Any]:
     if rank == 2:
         (here / "step-00000002.pt").unlink()
     dist.barrier()
-    found = load_latest(here)
-    return {"step": found and found.step, "of": found and found.state["step"], "passed_over": found and found.passed_over}
+    checkpoint = load_latest(here)
+    return {
+        "step": checkpoint and checkpoint.step,
+        "of": checkpoint and checkpoint.state["step"],
+        "passed_over": checkpoint and checkpoint.passed_over,
+    }
 
 
 def sharded_on_one_disk_each(place: Path) -> dict[str, Any]:
@@ -153,8 +157,8 @@ def alone_in_trouble(place: Path) -> dict[str, Any]:
     save({"weights": torch.ones(10)}, place / "ckpt", step=1)
     where = "cpu" if dist.get_rank() == 0 else "no-such-device"
     failed = caught(lambda: load_latest(place / "ckpt", map_location=where))
-    found = load_latest(place / "ckpt")
-    return {"failed": failed, "then": found and found.step, "error": CheckpointingError.__name__}
+    checkpoint = load_latest(place / "ckpt")
+    return {"failed": failed, "then": checkpoint and checkpoint.step, "error": CheckpointingError.__name__}
 
 
 def _first_seen(place: Path) -> None:

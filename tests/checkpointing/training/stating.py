@@ -110,7 +110,7 @@ WRAPPINGS: dict[str, Callable[[nn.Sequential], nn.Module]] = {
 }
 
 
-def made(wrapping: str, seed: int, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> tuple[nn.Module, torch.optim.Optimizer]:
+def build(wrapping: str, seed: int, kind: type[torch.optim.Optimizer] = torch.optim.AdamW) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Return a wrapped model and an optimizer of named parameters in two groups."""
     model = WRAPPINGS[wrapping](bare(seed))
     named = list(model.named_parameters())
@@ -148,15 +148,15 @@ def keys(taken: Any, prefix: str = "") -> list[str]:
     return [prefix + (":" + ",".join(taken) if prefix.endswith("params/") else "")]
 
 
-def differences(one: Any, other: Any, path: str = "") -> list[str]:
+def differences(left: Any, right: Any, path: str = "") -> list[str]:
     """Return where two states without shards differ."""
-    if isinstance(one, dict):
-        if one.keys() != other.keys():
-            return [f"{path}: {sorted(one.keys() ^ other.keys())}"]
-        return [text for name in one for text in differences(one[name], other[name], f"{path}/{name}")]
-    if isinstance(one, list) and len(one) == len(other):
-        return [text for number, pair in enumerate(zip(one, other, strict=True)) for text in differences(*pair, f"{path}/{number}")]
-    equal = torch.allclose(one, other, rtol=1e-4, atol=1e-6) if isinstance(one, torch.Tensor) else one == other
+    if isinstance(left, dict):
+        if left.keys() != right.keys():
+            return [f"{path}: {sorted(left.keys() ^ right.keys())}"]
+        return [text for name in left for text in differences(left[name], right[name], f"{path}/{name}")]
+    if isinstance(left, list) and len(left) == len(right):
+        return [text for number, pair in enumerate(zip(left, right, strict=True)) for text in differences(*pair, f"{path}/{number}")]
+    equal = torch.allclose(left, right, rtol=1e-4, atol=1e-6) if isinstance(left, torch.Tensor) else left == right
     return [] if equal else [path]
 
 
@@ -165,14 +165,14 @@ def wrappings(_place: Path) -> dict[str, Any]:
     wrong, all_keys = [], {}
     names = list(WRAPPINGS)
     for number, source in enumerate(names):
-        model, optimizer = made(source, 1)
+        model, optimizer = build(source, 1)
         losses(model, optimizer, 3)
         taken = state(model, optimizer)
         all_keys[source] = keys(taken)
         expected = copy.deepcopy(whole(taken))
         seen = {}
         for target in names if "all" in sys.argv else [names[(number + 1) % len(names)]]:
-            other, its_optimizer = made(target, 2)
+            other, its_optimizer = build(target, 2)
             apply(taken, other, its_optimizer)
             now = whole(state(other, its_optimizer))
             wrong += [f"{source} to {target}: {text}" for text in differences(expected, now)]
@@ -191,11 +191,11 @@ def other_optimizers(_place: Path) -> dict[str, Any]:
     """Apply the state of optimizers that keep none, or one value, for a parameter."""
     wrong = []
     for kind in (torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad):
-        model, optimizer = made("bare", 1, kind)
+        model, optimizer = build("bare", 1, kind)
         losses(model, optimizer, 3)
         taken = state(model, optimizer)
         expected = copy.deepcopy(taken)
-        other, its_optimizer = made("fsdp2", 2, kind)
+        other, its_optimizer = build("fsdp2", 2, kind)
         apply(taken, other, its_optimizer)
         wrong += differences(expected, whole(state(other, its_optimizer)))
         losses(other, its_optimizer, 1)
@@ -205,7 +205,7 @@ def other_optimizers(_place: Path) -> dict[str, Any]:
 
 def killed(place: Path) -> dict[str, Any]:
     """Train with FSDP2 and save each step, until rank 1 is killed in the middle of its part of the third."""
-    model, optimizer = made("fsdp2", 1)
+    model, optimizer = build("fsdp2", 1)
     for step in (1, 2, 3):
         losses(model, optimizer, 1)
         if step == 3 and dist.get_rank() == 1:
@@ -216,21 +216,21 @@ def killed(place: Path) -> dict[str, Any]:
 
 def resumed(place: Path) -> dict[str, Any]:
     """Load what was left into another wrapping, maybe on another number of ranks, and train on; compare with a training of its own."""
-    reference, its_optimizer = made("bare", 1)
+    reference, its_optimizer = build("bare", 1)
     losses(reference, its_optimizer, 2)
     expected = state(reference, its_optimizer, rng=False)
-    model, optimizer = made(sys.argv[3], 2)
+    model, optimizer = build(sys.argv[3], 2)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         generator = torch.get_rng_state()
-        found = load_latest(place / "ckpt", into={**state(model, optimizer), "step": 0})
-        assert found is not None
-        apply(found.state, model, optimizer)
+        checkpoint = load_latest(place / "ckpt", into={**state(model, optimizer), "step": 0})
+        assert checkpoint is not None
+        apply(checkpoint.state, model, optimizer)
     seen = {
-        "step": found.state["step"],
+        "step": checkpoint.state["step"],
         "wrong": differences(expected, whole(state(model, optimizer, rng=False))),
         "fresh": torch.equal(generator, torch.get_rng_state()),
-        "warned": [str(one.message) for one in warned if "generators" in str(one.message) or "rng" in str(one.message)],
+        "warned": [str(warning.message) for warning in warned if "generators" in str(warning.message) or "rng" in str(warning.message)],
     }
     now = torch.get_rng_state()
     mine = losses(model, optimizer, 5)
@@ -241,7 +241,7 @@ def resumed(place: Path) -> dict[str, Any]:
 
 def whole_file(place: Path) -> dict[str, Any]:
     """Save shards without sharded=True: refused, as the file would hold those of rank 0."""
-    model, optimizer = made("fsdp2", 1)
+    model, optimizer = build("fsdp2", 1)
     try:
         save(state(model, optimizer), place / "ckpt", step=1)
     except CheckpointingError as error:
@@ -264,17 +264,17 @@ def own_parts(place: Path) -> dict[str, Any]:
     seen: dict[str, Any] = {"positions": []}
     for name in ("whole", "shards"):
         loader = Position(-1)
-        found = load_latest(place / name, into=state(model, loader=loader))
-        assert found is not None
-        apply(found.state, model, loader=loader)
+        checkpoint = load_latest(place / name, into=state(model, loader=loader))
+        assert checkpoint is not None
+        apply(checkpoint.state, model, loader=loader)
         seen["positions"].append(loader.at)
         seen[name] = numbers() == drawn
     # of three ranks: the generators stay, the position too
     before = torch.get_rng_state()
-    text, position = found.state["rng"], found.state["loader"]
+    text, position = checkpoint.state["rng"], checkpoint.state["loader"]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
-        apply({**found.state, "rng": [*text, text[0]], "loader": [*position, position[0]]}, model, loader=loader)
+        apply({**checkpoint.state, "rng": [*text, text[0]], "loader": [*position, position[0]]}, model, loader=loader)
     seen["warned"] = [str(warning.message) for warning in warned]
     seen["fresh"] = torch.equal(before, torch.get_rng_state())
     # an epoch is that of all ranks, however many they are
@@ -331,16 +331,16 @@ def averages(place: Path) -> dict[str, Any]:
     seen["tensors"] = differences(tensors, zeros)
     save(state(model, ema=average), place / "ckpt", step=1, sharded=True)
     other = AveragedModel(bare(3)) if rank == 0 else None
-    found = load_latest(place / "ckpt", into=state(model, ema=other))
-    assert found is not None
-    apply(found.state, model, ema=other)
+    checkpoint = load_latest(place / "ckpt", into=state(model, ema=other))
+    assert checkpoint is not None
+    apply(checkpoint.state, model, ema=other)
     seen["loaded"] = [] if average is None or other is None else differences(average.state_dict(), other.state_dict())
     return seen
 
 
 def refusals(_place: Path) -> dict[str, Any]:
     """Apply what does not fit: nothing is changed, and the error names it."""
-    model, optimizer = made("fsdp2", 1)
+    model, optimizer = build("fsdp2", 1)
     taken = state(model, optimizer)
     before = copy.deepcopy(whole(taken))
     seen = {}
@@ -388,7 +388,7 @@ def _caught(call: Callable[[], object]) -> dict[str, Any]:
             call()
         except Exception as error:  # noqa: BLE001 -- the test sees it
             text = f"{type(error).__name__}: {error}"
-    return {"error": text, "warned": [str(one.message) for one in warned], "s": time.monotonic() - began}
+    return {"error": text, "warned": [str(warning.message) for warning in warned], "s": time.monotonic() - began}
 
 
 def _stands_here(place: Path) -> None:

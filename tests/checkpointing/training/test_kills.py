@@ -24,9 +24,9 @@ def kills(kind: str, number: int, directory: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("kind", "number"), [("save", 2), *few_rows([("save", 40), ("sharded", 40)], 0)])
 def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(kind: str, number: int, tmp_path: Path) -> None:
-    found = kills(kind, number, tmp_path / "ckpt")
+    reports = kills(kind, number, tmp_path / "ckpt")
     # the kill is placed by what the trainer has written: most must have come before the file had its name
-    assert sum(one["cut_short"] for one in found) >= number / 2, found
-    assert all(one["whole"] for one in found), found
-    assert all(one["passed_over"] == [] for one in found), found
-    assert all(one["step"] > one["start"] for one in found), found
+    assert sum(report["cut_short"] for report in reports) >= number / 2, reports
+    assert all(report["whole"] for report in reports), reports
+    assert all(report["passed_over"] == [] for report in reports), reports
+    assert all(report["step"] > report["start"] for report in reports), reports

@@ -40,9 +40,9 @@ def finish(process: subprocess.Popen[bytes], cwd: Path, log: str, code: int = 0)
 def weights_after(steps: int, cwd: Path) -> str:
     """Return what an uninterrupted run by two ranks ends with."""
     words = [*TORCHRUN, str(EXAMPLE), "--dir", "whole", f"--steps={steps}"]
-    found = WEIGHTS.search(finish(start(words, cwd, "whole.log"), cwd, "whole.log"))
-    assert found
-    return found[1]
+    match = WEIGHTS.search(finish(start(words, cwd, "whole.log"), cwd, "whole.log"))
+    assert match
+    return match[1]
 
 
 @pytest.mark.slow

@@ -62,8 +62,8 @@ def test_it_resumes_under_another_plan_with_the_samples_that_are_left(
     for plan in old:
         sampler = UnevenSampler(size, plan, seed=2)
         sampler.set_epoch(3)
-        made = steps_of(sampler, plan, min(steps, len(sampler) // plan.samples))
-        trained += [index for step in made for index in step]
+        plan_steps = steps_of(sampler, plan, min(steps, len(sampler) // plan.samples))
+        trained += [index for step in plan_steps for index in step]
         states.append(json.loads(json.dumps(sampler.state_dict())))
     assert all(state == states[0] for state in states), "the state of one rank is that of all"
     rest = []

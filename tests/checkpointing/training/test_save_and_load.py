@@ -83,8 +83,8 @@ for name in ("save", "load_latest"):
 def test_a_save_has_its_name_when_it_is_whole_and_proven(tmp_path: Path) -> None:
     path = save({"weights": torch.arange(1000.0)}, tmp_path / "new" / "ckpt", step=7)
     assert path == str(tmp_path / "new" / "ckpt" / "step-00000007.pt")
-    found = verify(path)
-    assert (found.verdict, found.step) == (Verdict.VERIFIED, 7)
+    verification = verify(path)
+    assert (verification.verdict, verification.step) == (Verdict.VERIFIED, 7)
     assert names_in(tmp_path / "new" / "ckpt") == ["step-00000007.pt"]
     assert torch.equal(torch.load(path, weights_only=True)["weights"], torch.arange(1000.0))
 
@@ -126,9 +126,9 @@ def test_a_sharded_save_replaces_a_directory_of_its_name(tmp_path: Path) -> None
     for value in (1.0, 2.0):
         save({"weights": torch.full((100,), value)}, tmp_path, step=1, sharded=True)
     assert names_in(tmp_path) == ["step-00000001"]
-    found = load_latest(tmp_path, into={"weights": torch.zeros(100)})
-    assert found is not None
-    assert float(found.state["weights"].sum()) == 200.0
+    checkpoint = load_latest(tmp_path, into={"weights": torch.zeros(100)})
+    assert checkpoint is not None
+    assert float(checkpoint.state["weights"].sum()) == 200.0
 
 
 @pytest.mark.process
@@ -187,7 +187,9 @@ def test_pruning_leaves_directories_that_are_no_checkpoints_of_ours(tmp_path: Pa
 def test_pruning_never_shows_half_of_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save({}, tmp_path, step=1, sharded=True)
     seen: list[list[str]] = []
-    monkeypatch.setattr(shutil, "rmtree", lambda _path, **_how: seen.append(sorted(one.name for one in tmp_path.glob("step-*"))))
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda _path, **_how: seen.append(sorted(directory.name for directory in tmp_path.glob("step-*")))
+    )
     save({}, tmp_path, step=2, sharded=True, keep=1)
     assert seen == [["step-00000002"]]
 
@@ -203,9 +205,9 @@ def test_what_a_step_may_be_and_what_a_path_may_be(tmp_path: Path) -> None:
     odd = tmp_path / "a b\nü"
     path = save({"step": 5}, os.fsencode(odd), step=torch.tensor(5))  # type: ignore[arg-type] -- bytes and tensors do as well
     assert path == f"{odd}/step-00000005.pt"
-    found = load_latest(odd)
-    assert found is not None
-    assert found.state == {"step": 5}
+    checkpoint = load_latest(odd)
+    assert checkpoint is not None
+    assert checkpoint.state == {"step": 5}
 
 
 def test_the_hint_is_about_space_only_where_that_is_short(tmp_path: Path) -> None:
@@ -256,9 +258,9 @@ def test_a_kill_at_any_rename_of_a_sharded_save_leaves_the_only_checkpoint(
         monkeypatch.setattr(durable, "_renameat2", lambda: rename_without_flags)
     for kill_at in (1, 2, 3):
         replace_and_die(target, kill_at)
-        found = load_latest(tmp_path, into={"weights": torch.zeros(100)})
-        assert found is not None
-        assert (found.path, float(found.state["weights"].sum())) == (str(target), 100.0)
+        checkpoint = load_latest(tmp_path, into={"weights": torch.zeros(100)})
+        assert checkpoint is not None
+        assert (checkpoint.path, float(checkpoint.state["weights"].sum())) == (str(target), 100.0)
 
 
 # what killed writers leave
@@ -275,8 +277,8 @@ def test_leftovers_of_killed_writers_are_swept_and_those_of_living_ones_are_not(
     directory.mkdir()
     (directory / "__0_0.distcp").write_bytes(b"part")
     with staging.new_file(str(tmp_path / "step-00000004.pt")) as living:
-        for one in (dead, directory / "__0_0.distcp", directory, *foreign, Path(living.path)):
-            os.utime(one, (old, old))
+        for leftover in (dead, directory / "__0_0.distcp", directory, *foreign, Path(living.path)):
+            os.utime(leftover, (old, old))
         assert sorted(staging.sweep(str(tmp_path))) == sorted([str(dead), str(directory)])
         assert Path(living.path).exists()
     assert names_in(tmp_path) == sorted(path.name for path in (young, *foreign))
@@ -351,11 +353,11 @@ def test_torn_ones_are_passed_over_and_named(tmp_path: Path) -> None:
         save({"step": step, "weights": torch.ones(1000)}, tmp_path, step=step)
     tear(tmp_path / "step-00000003.pt")
     (tmp_path / "notes.txt").write_text("no checkpoint")
-    found = load_latest(tmp_path)
-    assert found is not None
-    assert (found.step, found.state["step"]) == (2, 2)
-    assert [Path(path).name for path, _ in found.passed_over] == ["step-00000003.pt"]
-    assert "torn" in found.passed_over[0][1]
+    checkpoint = load_latest(tmp_path)
+    assert checkpoint is not None
+    assert (checkpoint.step, checkpoint.state["step"]) == (2, 2)
+    assert [Path(path).name for path, _ in checkpoint.passed_over] == ["step-00000003.pt"]
+    assert "torn" in checkpoint.passed_over[0][1]
 
 
 def test_where_none_is_good_the_training_does_not_start_from_scratch_in_silence(tmp_path: Path) -> None:
@@ -377,14 +379,14 @@ def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tm
         save({"step": step}, tmp_path, step=step)
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", str(tmp_path / "step-00000002.pt"))
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_STEP", "2")
-    found = load_latest(tmp_path)
-    assert found is not None
-    assert found.step == 2
+    checkpoint = load_latest(tmp_path)
+    assert checkpoint is not None
+    assert checkpoint.step == 2
     tear(tmp_path / "step-00000002.pt")
-    found = load_latest(tmp_path)  # the supervisor stepped back from 3 on purpose
-    assert found is not None
-    assert found.step == 1
-    assert [Path(path).name for path, _ in found.passed_over] == ["step-00000002.pt"]
+    checkpoint = load_latest(tmp_path)  # the supervisor stepped back from 3 on purpose
+    assert checkpoint is not None
+    assert checkpoint.step == 1
+    assert [Path(path).name for path, _ in checkpoint.passed_over] == ["step-00000002.pt"]
 
 
 def test_what_is_handed_out_is_for_its_own_directory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,8 +394,8 @@ def test_what_is_handed_out_is_for_its_own_directory_alone(tmp_path: Path, monke
         for step in (1, 2):
             save({"step": step, "of": name}, tmp_path / name, step=step)
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", str(tmp_path / "gen" / "step-00000001.pt"))
-    found = [load_latest(tmp_path / name) for name in ("gen", "disc")]
-    assert [(one.state["of"], one.step) for one in found if one] == [("gen", 1), ("disc", 2)]
+    checkpoints = [load_latest(tmp_path / name) for name in ("gen", "disc")]
+    assert [(checkpoint.state["of"], checkpoint.step) for checkpoint in checkpoints if checkpoint] == [("gen", 1), ("disc", 2)]
     (tmp_path / "link").symlink_to("gen")
     linked = load_latest(tmp_path / "link")
     assert linked is not None
@@ -408,18 +410,18 @@ def test_a_kept_copy_is_handed_out_for_the_directory_that_it_is_a_copy_of(tmp_pa
     assert copy is not None
     path.write_bytes(path.read_bytes()[:-100])
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", copy.place)
-    found = load_latest(path.parent)
-    assert found is not None
-    assert found.path == copy.place
+    checkpoint = load_latest(path.parent)
+    assert checkpoint is not None
+    assert checkpoint.path == copy.place
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_checkpoint_itself_may_be_named(sharded: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a column
     path = save({"weights": torch.ones(3)}, tmp_path / "last", sharded=sharded)
     save({"weights": torch.zeros(3)}, tmp_path / "step-00000009.pt")
-    found = load_latest(path, into={"weights": torch.zeros(3)})
-    assert found is not None
-    assert (found.path, float(found.state["weights"].sum())) == (path, 3.0)
+    checkpoint = load_latest(path, into={"weights": torch.zeros(3)})
+    assert checkpoint is not None
+    assert (checkpoint.path, float(checkpoint.state["weights"].sum())) == (path, 3.0)
 
 
 @pytest.mark.process
@@ -433,13 +435,13 @@ def test_loading_while_another_process_saves_and_prunes_finds_one_every_time(tmp
         os._exit(1)
     try:
         for _ in range(100):
-            found = load_latest(tmp_path)
-            assert found is not None
-            assert found.state["step"] == found.step
+            checkpoint = load_latest(tmp_path)
+            assert checkpoint is not None
+            assert checkpoint.state["step"] == checkpoint.step
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    assert found.step
+    assert checkpoint.step
 
 
 @pytest.mark.parametrize(("mtime_ns", "verdicts"), [(1_700_000_000_123_456_789, (True, True)), (1_700_000_000_000_000_000, (True, False))])
@@ -454,7 +456,7 @@ def test_a_shared_file_is_known_by_size_and_time_where_each_mount_gives_it_an_in
         os.utime(path, ns=(mtime_ns, mtime_ns))
     seen = verify(str(shared)).identity
     proposals = [load._Proposal(str(path), 1, load._whole(seen), is_directory=False) for path in (shared, elsewhere)]  # noqa: SLF001 -- ranks of real nodes need two mounts
-    assert tuple(load._have(one) for one in proposals) == verdicts  # noqa: SLF001 -- as above
+    assert tuple(load._have(proposal) for proposal in proposals) == verdicts  # noqa: SLF001 -- as above
 
 
 def test_every_way_to_the_newest_takes_the_same_one(tmp_path: Path) -> None:

@@ -69,17 +69,17 @@ def test_an_average_that_rank_0_alone_has_is_taken_without_the_others(tmp_path: 
 
 def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
     for rank, seen in enumerate(ranks("refusals", 2, tmp_path)):
-        said = "the state was not applied: "
-        assert seen["on_one_rank"].startswith(f"{said}ema: " if rank else f"{said}rank 1: CheckpointingError: {said}ema: ")
-        names = f"{said}model: 5 missing: 0.bias, 1.module.bias, 2.bias, 3.module.bias, and 1 more; 2 unexpected: a, b"
+        prefix = "the state was not applied: "
+        assert seen["on_one_rank"].startswith(f"{prefix}ema: " if rank else f"{prefix}rank 1: CheckpointingError: {prefix}ema: ")
+        names = f"{prefix}model: 5 missing: 0.bias, 1.module.bias, 2.bias, 3.module.bias, and 1 more; 2 unexpected: a, b"
         assert seen["names"] == names + UNCHANGED
-        assert seen["shapes"] == f"{said}model: 1 of another shape: 0.weight is (7, 5) here and (7, 6) there{UNCHANGED}"
-        assert seen["optimizer"].startswith(f"{said}optimizer: 8 missing: 1.module.bias, ")
-        assert seen["groups"] == f"{said}optimizer: its parameters stand in 2 groups here, and in 1 others there{UNCHANGED}"
-        assert seen["moments"] == f"{said}optimizer: 1 of another shape: 0.weight exp_avg is (7, 5) here and (2,) there{UNCHANGED}"
-        assert seen["absent"].startswith(f"{said}it has no ema")
-        assert seen["generators"].startswith(f"{said}rng cannot be read: ")
-        assert seen["loader_kind"].startswith(f"{said}loader: neither DataLoader nor its sampler has load_state_dict")
+        assert seen["shapes"] == f"{prefix}model: 1 of another shape: 0.weight is (7, 5) here and (7, 6) there{UNCHANGED}"
+        assert seen["optimizer"].startswith(f"{prefix}optimizer: 8 missing: 1.module.bias, ")
+        assert seen["groups"] == f"{prefix}optimizer: its parameters stand in 2 groups here, and in 1 others there{UNCHANGED}"
+        assert seen["moments"] == f"{prefix}optimizer: 1 of another shape: 0.weight exp_avg is (7, 5) here and (2,) there{UNCHANGED}"
+        assert seen["absent"].startswith(f"{prefix}it has no ema")
+        assert seen["generators"].startswith(f"{prefix}rng cannot be read: ")
+        assert seen["loader_kind"].startswith(f"{prefix}loader: neither DataLoader nor its sampler has load_state_dict")
         assert seen["changed"] == []
         assert seen["early"].startswith("the state was not taken: 11 of the 11 parameters of the optimizer are not the model's | make the")
         assert seen["no_loader"].startswith("the state was not taken: neither list nor its sampler has state_dict")
@@ -111,11 +111,11 @@ def test_one_process_without_torch_distributed_takes_and_applies_everything(tmp_
     drawn = random.random(), float(torch.rand(()))  # noqa: S311 -- no secret
     other = torch.nn.Linear(2, 2)
     its_optimizer = torch.optim.Adam(other.parameters())
-    found = load_latest(tmp_path)
-    assert found is not None
-    apply(found.state, other, its_optimizer)
+    checkpoint = load_latest(tmp_path)
+    assert checkpoint is not None
+    apply(checkpoint.state, other, its_optimizer)
     assert torch.equal(model.weight, other.weight)
-    assert found.state["step"] == 7
+    assert checkpoint.state["step"] == 7
     assert (random.random(), float(torch.rand(()))) == drawn  # noqa: S311 -- as above
 
 

@@ -20,16 +20,16 @@ def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
     """Run meeting.py as so many ranks; return what each saw."""
     done = preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
-    if any("skip" in one for one in found):
-        pytest.skip(f"no mount namespaces here: {found}")
-    return found
+    reports = [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
+    if any("skip" in report for report in reports):
+        pytest.skip(f"no mount namespaces here: {reports}")
+    return reports
 
 
-def seen_by(name: str, number: int, place: Path, *who: int) -> list[dict[str, Any]]:
+def seen_by(name: str, number: int, place: Path, *rank_numbers: int) -> list[dict[str, Any]]:
     """Run meeting.py as so many ranks, not all of which end well; return what some of them saw."""
     preloaded.run(str(HERE / "meeting.py"), name, str(place), ranks=number)
-    return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in who]
+    return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in rank_numbers]
 
 
 def names_in(directory: Path) -> list[str]:
@@ -55,28 +55,28 @@ def test_a_sharded_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(t
     assert second["no_state"][:2] == ["ValueError", "no state today"]
     assert first["no_state"][0] == "CheckpointingError"
     assert "rank 1: ValueError: no state today" in first["no_state"][1]
-    for one in (first, second):
-        assert one["full"][0] == "CheckpointingError"
-        assert "rank 1: " in one["full"][1]
-        assert float(one["full"][2]) < 10
-        assert one["equal"]
-        assert one["step"] == 4
-        assert "it is sharded" in one["no_target"][1]
+    for report in (first, second):
+        assert report["full"][0] == "CheckpointingError"
+        assert "rank 1: " in report["full"][1]
+        assert float(report["full"][2]) < 10
+        assert report["equal"]
+        assert report["step"] == 4
+        assert "it is sharded" in report["no_target"][1]
     assert names_in(tmp_path / "ckpt") == ["step-00000004"]
 
 
 @pytest.mark.slow
 def test_ranks_do_not_wait_for_ever_for_one_that_does_not_come(tmp_path: Path) -> None:
     first, second = ranks("absent", 2, tmp_path)
-    for one in (first, second):
-        assert one["failed"][0] == "CheckpointingError"
-        assert "only 1 of 2 ranks came within 1 s" in one["failed"][1]
+    for report in (first, second):
+        assert report["failed"][0] == "CheckpointingError"
+        assert "only 1 of 2 ranks came within 1 s" in report["failed"][1]
 
 
 def test_ranks_with_a_disk_of_their_own_load_the_newest_that_all_of_them_have_whole(tmp_path: Path) -> None:
-    found = ranks("one_disk_each", 3, tmp_path)
-    assert [(one["step"], one["of"]) for one in found] == [(1, 1)] * 3
-    assert {path.rpartition("/")[2] for path, why in found[0]["passed_over"] if why == "not every rank has it whole"} == {
+    reports = ranks("one_disk_each", 3, tmp_path)
+    assert [(report["step"], report["of"]) for report in reports] == [(1, 1)] * 3
+    assert {path.rpartition("/")[2] for path, why in reports[0]["passed_over"] if why == "not every rank has it whole"} == {
         "step-00000002.pt",
         "step-00000003.pt",
     }

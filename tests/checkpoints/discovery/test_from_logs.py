@@ -41,9 +41,9 @@ class Rank:
         if ends:
             self.line("saves", what="ended", path=path, n=self.number, well=well, now=now or [1, self.number, 10, 5])
 
-    def renames(self, was: str, path: str, **more: Any) -> None:  # noqa: ANN401  see line
+    def renames(self, old_path: str, path: str, **more: Any) -> None:  # noqa: ANN401  see line
         """Rename what was saved."""
-        self.line("saves", what="renamed", path=path, was=was, now=[1, self.number, 10, 5], **more)
+        self.line("saves", what="renamed", path=path, was=old_path, now=[1, self.number, 10, 5], **more)
 
     def loads(self, path: str, steps: int = 0, via: str = "torch") -> None:
         """Load after so many steps."""
@@ -193,8 +193,8 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
         rank.saves(str(torn), now=numbers(torn, -1))
         rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"))
     else:
-        made = [[str(torn), *numbers(torn)[:2]]] if how == "made" else []
-        rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=made)
+        directories = [[str(torn), *numbers(torn)[:2]]] if how == "made" else []
+        rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=directories)
     knows(tmp_path, rank)
     known = Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r1")  # it outlives the supervisor
     seen = {"optimizer.pt"} if how == "there before" else {"optimizer.pt", "config.json"}
@@ -453,8 +453,8 @@ def test_two_ranks_that_save_one_step_to_one_file_are_found_once(
     for writer, more in ((rank, first), (other, second)):
         writer.line("saves", **{"what": "began", "path": "/j/last.pt", "n": 1, "via": "torch", "was": None, **more})
     known = knows(tmp_path, rank)
-    found = known.shared_saves.take()
-    assert (found is not None and (found.path, found.ranks) == ("/j/last.pt", (0, 1))) is shared
+    shared_save = known.shared_saves.take()
+    assert (shared_save is not None and (shared_save.path, shared_save.ranks) == ("/j/last.pt", (0, 1))) is shared
     for writer in (rank, other):
         writer.line("saves", what="began", path="/j/again.pt", n=2, via="torch", was=None, steps=30)
     known.absorb(rank.directory, 1)

@@ -39,7 +39,7 @@ class UploadList:
         self.sent.append(manifest.path.rpartition("/")[2])
 
 
-def found(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
+def send(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
     """Do what the watcher does with a checkpoint that it found whole."""
     checkpoints = disk.checkpoints
     checkpoints.records.absorb()
@@ -51,13 +51,13 @@ def found(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
 def test_what_is_saved_again_while_it_trains_is_sent_in_the_first_attempt(disk: JobOnDisk) -> None:
     uploads = UploadList()
     for step in (10, 20, 30):
-        found(disk, disk.rank.saves(f"step_{step}.pt", step), uploads)
+        send(disk, disk.rank.saves(f"step_{step}.pt", step), uploads)
     assert uploads.sent == ["step_20.pt", "step_30.pt"]
 
 
 def test_what_is_saved_once_or_before_the_first_step_is_not_sent(disk: JobOnDisk) -> None:
     uploads = UploadList()
-    found(disk, disk.rank.saves("export.pt", 100), uploads)
+    send(disk, disk.rank.saves("export.pt", 100), uploads)
     for number in (1, 2, 3):
-        found(disk, disk.rank.saves(f"features_{number}.pt", 0), uploads)
+        send(disk, disk.rank.saves(f"features_{number}.pt", 0), uploads)
     assert uploads.sent == []

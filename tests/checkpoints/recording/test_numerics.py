@@ -38,7 +38,7 @@ class Saves:
         self.looked_for: set[str] = set()  # patterns of what a load was tried of
 
     @property
-    def said(self) -> list[str]:
+    def alerts(self) -> list[str]:
         """The alerts."""
         reports = self.disk.reports
         return [report.text for report in reports if isinstance(report, CheckpointAlert) and report.trouble is CheckpointTrouble.NOT_FINITE]
@@ -46,7 +46,7 @@ class Saves:
     @property
     def steps(self) -> list[int]:
         """The steps of the checkpoints that were reported."""
-        return [int(text.removeprefix("the checkpoint of step ").partition(" ")[0]) for text in self.said]
+        return [int(text.removeprefix("the checkpoint of step ").partition(" ")[0]) for text in self.alerts]
 
     def save(self, step: int, weight: float = 1.0, name: str = "") -> Path:
         path = self.write(step, weight, name)
@@ -66,9 +66,9 @@ class Saves:
 
     def watched(self, path: Path) -> None:
         """Do what the watcher does with what stood still."""
-        found = verify(str(path))
-        assert found.verdict is Verdict.VERIFIED
-        manifest = self.disk.checkpoints.recorder.record_verified(found, ReadOptions())
+        verification = verify(str(path))
+        assert verification.verdict is Verdict.VERIFIED
+        manifest = self.disk.checkpoints.recorder.record_verified(verification, ReadOptions())
         assert manifest is not None
         self.disk.checkpoints.recorder.note_newest(manifest)
         self.disk.checkpoints.retention.keep_copy(manifest, CheckpointRead(0), self.disk.checkpoints.recorder)
@@ -78,7 +78,7 @@ def test_a_weight_that_turned_nan_is_reported_once_with_the_last_finite_step(dis
     saves = Saves(disk)
     for step, weight in ((50, 1.0), (100, 2.0), (150, NAN), (200, NAN)):
         saves.save(step, weight)
-    (text,) = saves.said
+    (text,) = saves.alerts
     assert saves.steps == [150]
     assert "model.weight is not finite: NaN at element 1" in text
     assert "the last finite one is of step 100" in text
@@ -122,7 +122,7 @@ def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(di
             os.utime(path, ns=(at_ns, at_ns))
     disk.checkpoints.records.absorb()
     saves.watched(disk.here / "step_200.pt")
-    assert saves.said == []
+    assert saves.alerts == []
     saves.watched(disk.here / "step_100.pt")
     assert saves.steps == [200]
     assert "the last finite one is of step 100" in disk.checkpoints.numbers()
@@ -133,7 +133,7 @@ def test_nothing_is_reported_of_what_another_run_saved(disk: JobOnDisk) -> None:
     saves.save(100)
     force_setattr(disk.job, "run_id", "run-2")
     saves.save(200, NAN)
-    assert (saves.said, disk.checkpoints.numbers()) == ([], "")
+    assert (saves.alerts, disk.checkpoints.numbers()) == ([], "")
 
 
 def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(disk: JobOnDisk) -> None:
@@ -146,9 +146,9 @@ def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(disk: Jo
     with path.open("r+b") as file:
         file.seek(300)
         file.write(b"x")
-    told = path.stat()
+    status = path.stat()
     disk.rank.line(what="began", path=str(path), n=99, via="torch", was=None, file=False)
-    disk.rank.line(what="ended", path=str(path), n=99, well=True, now=[told.st_dev, told.st_ino, told.st_size, told.st_mtime_ns])
+    disk.rank.line(what="ended", path=str(path), n=99, well=True, now=[status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns])
     assert "left where it is, because its save ended" in disk.repairs()["ckpt.pt"]
     assert disk.moved() == []
 
@@ -168,7 +168,7 @@ def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(disk: JobOn
     checkpoint_verify.latest(str(disk.here), disk.state / "checkpoints", as_json=True)
     row = json.loads(capfd.readouterr().out)
     assert row["step"] == 100
-    assert [(one["step"], one["verdict"]) for one in row["passed_over"]] == [(200, "good")]
+    assert [(checkpoint["step"], checkpoint["verdict"]) for checkpoint in row["passed_over"]] == [(200, "good")]
     assert "NaN" in row["passed_over"][0]["reasons"][0]
 
 

@@ -144,7 +144,7 @@ def test_a_file_whose_save_was_seen_to_end_is_read_at_once(tmp_path: Path) -> No
 
     watcher = CheckpointWatcher(
         look,
-        lambda found, _reading, _news: reports.put(found.path.rpartition("/")[2]),
+        lambda verification, _reading, _news: reports.put(verification.path.rpartition("/")[2]),
         Cache(),
         OnePass(),
         interval_s=10 * DEADLINE_S,
@@ -227,7 +227,7 @@ def test_stop_is_prompt_while_a_large_file_is_read(tmp_path: Path) -> None:
     reports: list[object] = []
     watcher = CheckpointWatcher(
         lambda: find(("*.pt",), str(tmp_path)),
-        lambda *what: reports.append(what),
+        lambda *report: reports.append(report),
         Cache(),
         OnePass(cap_bytes_per_s=1024),
         interval_s=0.01,
@@ -255,7 +255,7 @@ def test_once_no_rank_is_alive_nothing_waits_for_the_throttle(tmp_path: Path) ->
     reports: queue.Queue[str] = queue.Queue()
     watcher = CheckpointWatcher(
         lambda: find(("*.pt",), str(tmp_path)),
-        lambda found, *_: reports.put(found.path),
+        lambda verification, *_: reports.put(verification.path),
         Cache(),
         OnePass(cap_bytes_per_s=1024),
         interval_s=60.0,
@@ -331,7 +331,12 @@ def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monk
     reading_on = threading.Event()
     save(tmp_path / "step_10.pt", 10)
     watcher = CheckpointWatcher(
-        lambda: find(("*.pt",), str(tmp_path)), lambda *what: raised.append(what), Cache(), Endless(), quiet_s=0.0, on_trouble=raised.append
+        lambda: find(("*.pt",), str(tmp_path)),
+        lambda *report: raised.append(report),
+        Cache(),
+        Endless(),
+        quiet_s=0.0,
+        on_trouble=raised.append,
     )
     watcher.start()
     assert reading_on.wait(DEADLINE_S)

@@ -201,16 +201,16 @@ class SimulatedCore:
         elif self.stage not in {"stopped", "done", "leaving"}:
             self._goes_on("stop" if decision.kind == STOP else "meet")
 
-    def _goes_on(self, what: str) -> None:
+    def _goes_on(self, move: str) -> None:
         """Meet again, or stop, when no rank is left."""
         if self.stage == "leaving":
             return
         if self.ranks_of and self.stage in {"agreeing", "training", "exited"}:
-            self.after_ranks = what
+            self.after_ranks = move
             self.stop_ranks(self.ranks_of)
         elif self.ranks_of:
-            self.after_ranks = what
-        elif what == "stop":
+            self.after_ranks = move
+        elif move == "stop":
             self.to("stopped")
         elif self.stage not in {"stopped", "done", "meeting"}:
             self.to("meeting")
@@ -231,9 +231,9 @@ class SimulatedCore:
             self.to("reported")
         self.give(protocol.AttemptReport(self.world.t, f"evidence of {self.machine.name}"))
         self.world.happened("reports", self.machine)
-        what, self.after_ranks = self.after_ranks, ""
-        if what:
-            self._goes_on(what)
+        move, self.after_ranks = self.after_ranks, ""
+        if move:
+            self._goes_on(move)
 
     def attempt(self) -> SharedAttempt:
         """The attempt that this node takes part in."""

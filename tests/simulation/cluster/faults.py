@@ -171,9 +171,9 @@ def _calm(world: World) -> None:
 
 
 def _rank_fails(world: World, machine: Machine) -> None:
-    for one in world.machines if world.rng.random() < 0.3 else [machine]:
-        if one.core is not None:
-            world.later(world.rng.uniform(0.0, 0.2), one.core.rank_fails)
+    for victim in world.machines if world.rng.random() < 0.3 else [machine]:
+        if victim.core is not None:
+            world.later(world.rng.uniform(0.0, 0.2), victim.core.rank_fails)
 
 
 def _dies(world: World, machine: Machine) -> None:

@@ -87,14 +87,14 @@ class Connection:
         if len(queue) == 1:
             self.world.later(self.world.way_s(), self._arrives, to_host)
 
-    def close_end(self, *, host: bool, told: bool = True, unreachable_s: float = 0.0) -> None:
+    def close_end(self, *, host: bool, notify: bool = True, unreachable_s: float = 0.0) -> None:
         """One end is closed; its process learns it, if it lives and runs. unreachable_s: the other end did not answer for so long."""
         if not self.is_open[host]:
             return
         self.is_open[host] = False
         self.queues[host].clear()
         self.send_close(to_host=not host)
-        if told:
+        if notify:
             self._tell(host, unreachable_s)
 
     def _tell(self, host: bool, unreachable_s: float = 0.0) -> None:  # noqa: FBT001

@@ -40,13 +40,13 @@ ALL_SEEDS, ALL_CHUNK = 10_000, 500
 
 def broken(first: int, count: int) -> str:
     """Play seeds; return those in which a law does not hold."""
-    found = []
+    failures = []
     for seed in range(first, first + count):
         try:
             world_of(seed).play()
         except LawBroken as law:
-            found.append(f"seed {seed}: {law}")
-    return "\n".join(found)
+            failures.append(f"seed {seed}: {law}")
+    return "\n".join(failures)
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, A_CHUNK))

@@ -86,7 +86,7 @@ class Machine:
                 if machine is self and connection.is_open[end]:
                     connection.vanished = not power
                     if power:
-                        connection.close_end(host=end, told=False)
+                        connection.close_end(host=end, notify=False)
                     else:
                         connection.is_open[end] = False
         if power and disk and self.world.rng.random() < 0.5:
@@ -308,11 +308,11 @@ class World:
             recent = [t for t in self.steps[attempt.token] if self.t - limit_s + slack_s < t < self.t - slack_s]
             demand(not recent, f"{node} is {why}, while ranks of {name} end steps: {recent[-3:]}, now {self.t}")
 
-    def happened(self, what: str, machine: Machine) -> None:
+    def happened(self, step: str, machine: Machine) -> None:
         """Note a step of the protocol: faults may wait for it."""
-        self.seen[what] += 1
+        self.seen[step] += 1
         for name, nth, do in self.triggers:
-            if name == what and nth == self.seen[what] and self.t < self.calm_t - 1.0:
+            if name == step and nth == self.seen[step] and self.t < self.calm_t - 1.0:
                 self.later(0.0 if self.rng.random() < 0.7 else self.rng.uniform(0.0, 0.3), do, machine)
 
     # the place where the agents meet: torch's rendezvous, beside the coordinator

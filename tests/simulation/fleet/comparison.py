@@ -58,16 +58,16 @@ def machines_of(gpus: int, days: float, seed: int, rate: float) -> Machines:
 
 def row(gpus: int, policy: str, days: float = DAYS, seeds: Sequence[int] = SEEDS, rate: float | None = None) -> Row:
     """Play a policy at a size."""
-    found = []
+    plays = []
     for seed in seeds:
         machines = machines_of(gpus, days, seed, rates.llama_rate() if rate is None else rate)
-        found.append((POLICIES[policy](machines, days, Random(seed + 2)), len(machines.faults)))  # noqa: S311 (worlds, not secrets)
-    accounts = [account for account, _ in found]
+        plays.append((POLICIES[policy](machines, days, Random(seed + 2)), len(machines.faults)))  # noqa: S311 (worlds, not secrets)
+    accounts = [account for account, _ in plays]
     mean: Callable[[Iterable[float]], float] = statistics.fmean
     return Row(
         gpus,
         policy,
-        faults=mean(count for _, count in found),
+        faults=mean(count for _, count in plays),
         interruptions=mean(a.interruptions for a in accounts),
         persons=mean(a.persons for a in accounts),
         effective=tuple(a.effective for a in accounts),
@@ -115,14 +115,17 @@ def published_table(rows: Sequence[Row]) -> str:
         ),
     )
     lines = ["| figure | source | published | simulated | deviation |", "| --- | --- | ---: | ---: | --- |"]
-    lines += [f"| {what} | {total.source} | {was} | {now} | {why} |" for what, was, now, why in rows_of_llama]
+    lines += [
+        f"| {quantity} | {total.source} | {published} | {simulated} | {reason} |"
+        for quantity, published, simulated, reason in rows_of_llama
+    ]
     for gpus in (8, 1024, 16_384, 131_072):
         known = rates.figure("mean time to failure", gpus)
         simulated_h = 24 / (rates.rsc_rate() * gpus)
-        why = "the authors projected from this rate"
+        reason = "the authors projected from this rate"
         if "measured" in known.how:
-            why = f"{simulated_h / known.value:.1f} times as long as they measured: {RSC_WHY}"
-        lines.append(f"| mean time to failure of {gpus:,} GPUs | {known.source} | {known.value:,.4g} h | {simulated_h:,.4g} h | {why} |")
+            reason = f"{simulated_h / known.value:.1f} times as long as they measured: {RSC_WHY}"
+        lines.append(f"| mean time to failure of {gpus:,} GPUs | {known.source} | {known.value:,.4g} h | {simulated_h:,.4g} h | {reason} |")
     return "\n".join(lines)
 
 

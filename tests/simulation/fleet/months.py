@@ -308,21 +308,21 @@ class Months:
         strike = Strike(cause, step, phase, 1, kind, facts=(("gpu_uuid", gpu),) if gpu else (), gpu=gpu)
         death = faults.death(strike, int(self.t * 1e9))
         assert death is not None
-        made = max(step - self.chosen, 0)
-        found = faults.evidence(strike, self.t, faults.heartbeat(strike, step if step >= 0 else None, made))
+        steps = max(step - self.chosen, 0)
+        evidence = faults.evidence(strike, self.t, faults.heartbeat(strike, step if step >= 0 else None, steps))
         if cause is Cause.USER_CODE:  # a bug that a restart cures is another one each time
             place = "".join(
                 chr(ord("a") + int(digit)) for digit in str(blow.kind)
             )  # equal failures are told apart by names, not by numbers
             trace = f'File "train.py", line {20 + blow.kind}, in {place}'
-            found = (*(fact for fact in found if fact.name != "traceback"), Evidence("error_file", "traceback", trace, 1, self.t))
+            evidence = (*(fact for fact in evidence if fact.name != "traceback"), Evidence("error_file", "traceback", trace, 1, self.t))
         self._feed(events.RankExited(self.t, number, death))
         for peer in RANKS[2:4]:
             self._feed(events.RankExited(self.t, number, RankExit(peer.rank, peer.pid, int((self.t + 1) * 1e9), signal=15)))
         self.t += 3.0
         self._feed(events.AttemptEnded(self.t, number, "failed"))
         incident = self.state.incidents
-        self._feed(events.EvidenceCollected(self.t, number, incident, found, self.rng.random()))
+        self._feed(events.EvidenceCollected(self.t, number, incident, evidence, self.rng.random()))
         self.gone = False
 
 

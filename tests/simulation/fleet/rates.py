@@ -120,8 +120,8 @@ def published() -> tuple[Published, ...]:
 
 def figure(name: str, gpus: int = 0) -> Published:
     """Return the published figure of this name, of a job of so many GPUs where there are several."""
-    (found,) = [row for row in published() if row.figure == name and gpus in {0, row.gpus}]
-    return found
+    (match,) = [row for row in published() if row.figure == name and gpus in {0, row.gpus}]
+    return match
 
 
 def llama_rate() -> float:
@@ -139,10 +139,10 @@ def drawn(gpus: int, days: float, rate: float, rng: Random) -> tuple[Fault, ...]
     """Return the faults of a job in order: a Poisson process of `rate` per GPU and day, each kind as often as Llama 3 counted it."""
     weights = [figure(kind.figure).value for kind in KINDS]
     nodes = max(gpus // GPUS_OF_A_NODE, 1)
-    t, found = 0.0, []
+    t, faults = 0.0, []
     while True:
         t += rng.expovariate(rate * gpus / DAY_S)
         if t >= days * DAY_S:
-            return tuple(found)
+            return tuple(faults)
         (kind,) = rng.choices(KINDS, weights)
-        found.append(Fault(t, kind, rng.randrange(nodes), rng.random() < kind.broken, rng.randrange(3)))
+        faults.append(Fault(t, kind, rng.randrange(nodes), rng.random() < kind.broken, rng.randrange(3)))

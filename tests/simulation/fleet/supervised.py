@@ -89,13 +89,13 @@ class FleetWorld(World):
         site, number, step, loaded = self.machines.course.site, trial.number, trial.base, trial.path or None
         stride, since = max(int(SAMPLE_S / site.step_s), 1), 0
         while True:
-            made = min(stride, every - since)
-            if t + made * site.step_s > end:
+            steps = min(stride, every - since)
+            if t + steps * site.step_s > end:
                 step += int((end - t) / site.step_s)
                 self.high = max(self.high, step)
                 yield end, events.ProgressObserved(end, number, step, step - trial.base, Phase.TRAIN, loaded)
                 return
-            t, step, since = t + made * site.step_s, step + made, since + made
+            t, step, since = t + steps * site.step_s, step + steps, since + steps
             self.high = max(self.high, step)
             yield t, events.ProgressObserved(t, number, step, step - trial.base, Phase.TRAIN, loaded)
             if since == every:

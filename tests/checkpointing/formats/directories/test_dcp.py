@@ -41,7 +41,7 @@ def save(directory: Path, held: dict[str, object] | None = None) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(tmp_path_factory.mktemp("dcp") / "step_40")
 
 
@@ -55,25 +55,30 @@ def of_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def directory(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "step_40"))
+def directory(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "step_40"))
 
 
 def test_what_the_library_writes_is_whole(directory: Path) -> None:
-    found = verify(str(directory))
-    assert (found.verdict, found.level, found.format, found.reasons) == (Verdict.VERIFIED, "structure", "dcp", ())
-    assert (found.step, found.files) == (40, (".metadata", SHARD))
-    assert [one.path for one in find(["**"], str(directory.parent)).candidates] == [str(directory)]
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.level, verification.format, verification.reasons) == (
+        Verdict.VERIFIED,
+        "structure",
+        "dcp",
+        (),
+    )
+    assert (verification.step, verification.files) == (40, (".metadata", SHARD))
+    assert [candidate.path for candidate in find(["**"], str(directory.parent)).candidates] == [str(directory)]
 
 
 @pytest.mark.process
 def test_shards_of_two_ranks(of_two_ranks: Path, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(of_two_ranks, tmp_path / "moved"))
-    found = verify(str(directory))
-    assert (found.verdict, found.level, found.step, found.reasons) == (Verdict.VERIFIED, "structure", 7, ())
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.level, verification.step, verification.reasons) == (Verdict.VERIFIED, "structure", 7, ())
     (directory / "__1_0.distcp").unlink()
-    found = verify(str(directory))
-    assert (found.verdict, found.reason, found.step) == (Verdict.INCOMPLETE, "shard __1_0.distcp is missing", None)
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.reason, verification.step) == (Verdict.INCOMPLETE, "shard __1_0.distcp is missing", None)
 
 
 @pytest.mark.parametrize("step", [40, torch.tensor(40), torch.tensor(40, dtype=torch.int32)], ids=["int", "int64", "int32"])
@@ -87,8 +92,8 @@ def test_the_step_is_read_out_of_a_shard(tmp_path: Path, step: object) -> None:
 )
 def test_what_is_no_step_is_none(tmp_path: Path, held: dict[str, object]) -> None:
     save(tmp_path / "x", held)
-    found = verify(str(tmp_path / "x"))
-    assert (found.verdict, found.step, found.reasons) == (Verdict.VERIFIED, None, ())
+    verification = verify(str(tmp_path / "x"))
+    assert (verification.verdict, verification.step, verification.reasons) == (Verdict.VERIFIED, None, ())
 
 
 def test_several_files_of_one_rank(tmp_path: Path) -> None:
@@ -96,8 +101,8 @@ def test_several_files_of_one_rank(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="single process"):
         dcp.save(state(), storage_writer=dcp.FileSystemWriter(str(directory), single_file_per_rank=False, thread_count=2))
     assert len(list(directory.glob("*.distcp"))) > 3
-    found = verify(str(directory))
-    assert (found.verdict, found.reasons) == (Verdict.VERIFIED, ())
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.reasons) == (Verdict.VERIFIED, ())
 
 
 def zero(path: Path, begin: int, count: int) -> None:
@@ -140,9 +145,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 def test_damage_is_reported(directory: Path, name: str) -> None:
     change, verdict, reason = DAMAGE[name]
     change(directory)
-    found = verify(str(directory))
-    assert found.verdict is verdict
-    assert reason in " | ".join(found.reasons)
+    verification = verify(str(directory))
+    assert verification.verdict is verdict
+    assert reason in " | ".join(verification.reasons)
 
 
 def test_every_truncation_of_the_metadata_is_seen(directory: Path) -> None:
@@ -160,8 +165,11 @@ def test_a_metadata_of_too_many_opcodes_is_not_built_and_a_long_one_can_be_given
     with pytest.raises(Interrupted):
         dcp_metadata.read((directory / ".metadata").read_bytes(), lambda: bool(asked.append(True)) or len(asked) > 1)
     monkeypatch.setattr(dcp_metadata, "MOST_OPCODES", 50_000)
-    found = verify(str(directory))
-    assert (found.verdict, found.reason) == (Verdict.UNVERIFIABLE, ".metadata: it has more than 50000 opcodes: it was not read")
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.reason) == (
+        Verdict.UNVERIFIABLE,
+        ".metadata: it has more than 50000 opcodes: it was not read",
+    )
 
 
 def rewritten(directory: Path, change: Callable[[dcp.Metadata], object]) -> None:
@@ -211,20 +219,20 @@ def other_size(metadata: dcp.Metadata) -> None:
 )
 def test_a_metadata_that_contradicts_itself(directory: Path, change: Callable[[dcp.Metadata], object], reason: str) -> None:
     rewritten(directory, change)
-    found = verify(str(directory))
-    assert (found.verdict, reason in found.reason) == (Verdict.BAD, True), found.reason
+    verification = verify(str(directory))
+    assert (verification.verdict, reason in verification.reason) == (Verdict.BAD, True), verification.reason
 
 
 def test_what_another_save_left_is_a_note(directory: Path) -> None:
     shutil.copy(directory / SHARD, directory / "__5_0.distcp")
     (directory / ".metadata.tmp").write_bytes(b"torn")
-    found = verify(str(directory))
-    assert found.verdict is Verdict.VERIFIED
-    assert found.reasons == (
+    verification = verify(str(directory))
+    assert verification.verdict is Verdict.VERIFIED
+    assert verification.reasons == (
         "__5_0.distcp belongs to another save: nothing refers to it",
         ".metadata.tmp was left by a save that did not end",
     )
-    assert found.files == (".metadata", SHARD)
+    assert verification.files == (".metadata", SHARD)
 
 
 @pytest.mark.parametrize("how", ["in_place", "kept_times"])
@@ -241,8 +249,8 @@ def test_shards_of_a_later_save_are_recognised_by_their_times(directory: Path, t
         shutil.copy(later / SHARD, directory / SHARD)
         os.utime(directory / SHARD, ns=(0, metadata.st_mtime_ns - 3600_000_000_000))
         os.utime(directory / ".metadata", ns=(0, metadata.st_mtime_ns - 7200_000_000_000))
-    found = verify(str(directory))
-    assert (found.verdict, found.reason.startswith("files of two saves")) == (Verdict.BAD, True)
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.reason.startswith("files of two saves")) == (Verdict.BAD, True)
 
 
 def stepped(steps: tuple[float, float]) -> dict[str, object]:
@@ -251,28 +259,28 @@ def stepped(steps: tuple[float, float]) -> dict[str, object]:
 
 
 def test_shards_of_another_step_are_recognised_by_the_optimizers_counts(tmp_path: Path) -> None:
-    made = []
+    shards = []
     for name, steps in (("old", (10.0, 10.0)), ("new", (20.0, 20.0)), ("uneven", (10.0, 20.0))):
         writer = dcp.FileSystemWriter(str(tmp_path / name), thread_count=2)
         with pytest.warns(UserWarning, match="single process"):
             dcp.save(stepped(steps), storage_writer=writer)
         assert verify(str(tmp_path / name)).verdict is Verdict.VERIFIED, name
-        made.append(sorted((tmp_path / name).glob("*.distcp")))
+        shards.append(sorted((tmp_path / name).glob("*.distcp")))
     metadata = (tmp_path / "old/.metadata").stat()
-    made[0][1].write_bytes(made[1][1].read_bytes())
-    os.utime(made[0][1], ns=(0, metadata.st_mtime_ns))
-    found = verify(str(tmp_path / "old"))
-    assert (found.verdict, found.reason) == (
+    shards[0][1].write_bytes(shards[1][1].read_bytes())
+    os.utime(shards[0][1], ns=(0, metadata.st_mtime_ns))
+    verification = verify(str(tmp_path / "old"))
+    assert (verification.verdict, verification.reason) == (
         Verdict.BAD,
         "files of two saves: __0_0.distcp of optimizer step 10, __0_1.distcp of optimizer step 20",
     )
 
 
-def test_a_copy_that_keeps_no_times_is_whole(made: Path, tmp_path: Path) -> None:
+def test_a_copy_that_keeps_no_times_is_whole(original: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in (".metadata", SHARD):  # as most copying goes: by name
-        shutil.copyfile(made / name, copy / name)
+        shutil.copyfile(original / name, copy / name)
     later = (copy / ".metadata").stat().st_mtime_ns + 60_000_000_000
     os.utime(copy / SHARD, ns=(later, later))
     assert verify(str(copy)).verdict is Verdict.VERIFIED
@@ -286,9 +294,9 @@ class _Bomb:
 def test_a_pickle_that_runs_code_is_dangerous_and_does_not_run(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(directory)
     (directory / ".metadata").write_bytes(pickle.dumps(_Bomb()))
-    found = verify(str(directory))
-    assert found.verdict is Verdict.DANGEROUS
-    assert "mkdir" in found.reason
+    verification = verify(str(directory))
+    assert verification.verdict is Verdict.DANGEROUS
+    assert "mkdir" in verification.reason
     assert not (directory / "ran").exists()
 
 

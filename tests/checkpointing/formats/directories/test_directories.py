@@ -49,9 +49,15 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_trainers_checkpoint_is_whole(checkpoint: Path) -> None:
-    found = verify(str(checkpoint))
-    assert (found.verdict, found.level, found.format, found.step, found.reasons) == (Verdict.VERIFIED, "layout", "hf_trainer", 500, ())
-    assert len(found.files) == 7
+    verification = verify(str(checkpoint))
+    assert (verification.verdict, verification.level, verification.format, verification.step, verification.reasons) == (
+        Verdict.VERIFIED,
+        "layout",
+        "hf_trainer",
+        500,
+        (),
+    )
+    assert len(verification.files) == 7
 
 
 def test_the_output_directory_holds_several(checkpoint: Path) -> None:
@@ -62,8 +68,8 @@ def test_the_output_directory_holds_several(checkpoint: Path) -> None:
         (out / name).write_bytes((checkpoint / name).read_bytes())
     both = [str(out / "checkpoint-1000"), str(checkpoint)]
     for pattern in ("out", "out/*", "out/checkpoint-*", "out/"):
-        found = [one.path for one in find([pattern], str(out.parent)).candidates if one.is_directory]
-        assert found == both, pattern
+        paths = [candidate.path for candidate in find([pattern], str(out.parent)).candidates if candidate.is_directory]
+        assert paths == both, pattern
 
 
 def rename(directory: Path) -> None:
@@ -106,9 +112,9 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 def test_damage_is_reported(checkpoint: Path, name: str) -> None:
     change, verdict, reason = DAMAGE[name]
     change(checkpoint)
-    found = verify(str(checkpoint))
-    assert (found.verdict, found.format) == (verdict, "hf_trainer")
-    assert reason in " | ".join(found.reasons)
+    verification = verify(str(checkpoint))
+    assert (verification.verdict, verification.format) == (verdict, "hf_trainer")
+    assert reason in " | ".join(verification.reasons)
 
 
 def test_a_directory_renamed_to_another_step_is_bad(checkpoint: Path) -> None:
@@ -118,8 +124,8 @@ def test_a_directory_renamed_to_another_step_is_bad(checkpoint: Path) -> None:
 
 def test_a_leftover_is_incomplete_however_whole_it_looks(checkpoint: Path) -> None:
     left = checkpoint.rename(checkpoint.with_name("tmp-checkpoint-500"))
-    found = verify(str(left))
-    assert (found.verdict, found.reason) == (Verdict.INCOMPLETE, "its name is that of a save that did not end")
+    verification = verify(str(left))
+    assert (verification.verdict, verification.reason) == (Verdict.INCOMPLETE, "its name is that of a save that did not end")
 
 
 @pytest.mark.parametrize("left", [(), ("scheduler.pt",)], ids=["no scheduler", "no random state"])
@@ -128,8 +134,8 @@ def test_a_script_that_saves_under_the_trainers_names_needs_no_more_than_it_save
         (checkpoint / name).unlink()
     assert verify(str(checkpoint)).verdict is Verdict.INCOMPLETE  # the Trainer's log is there
     (checkpoint / "trainer_state.json").write_text('{"global_step": 500}')
-    found = verify(str(checkpoint))
-    assert (found.verdict, found.level, found.step) == (Verdict.VERIFIED, "layout", 500)
+    verification = verify(str(checkpoint))
+    assert (verification.verdict, verification.level, verification.step) == (Verdict.VERIFIED, "layout", 500)
     os.truncate(checkpoint / "optimizer.pt", 999)
     assert verify(str(checkpoint)).verdict is Verdict.BAD
 
@@ -158,8 +164,8 @@ def test_it_changes_while_it_is_read(checkpoint: Path) -> None:
             (checkpoint / "more.json").write_text("{}")
         return False
 
-    found = verify(str(checkpoint), reading=ReadOptions(interrupted=write_meanwhile))
-    assert (found.verdict, found.reason) == (Verdict.WRITING, "it changed while it was read")
+    verification = verify(str(checkpoint), reading=ReadOptions(interrupted=write_meanwhile))
+    assert (verification.verdict, verification.reason) == (Verdict.WRITING, "it changed while it was read")
     assert verify(str(checkpoint), reading=ReadOptions(interrupted=lambda: True)).verdict is Verdict.UNKNOWN
 
 
@@ -177,11 +183,11 @@ def test_a_trainer_under_fsdp(tmp_path: Path, checkpoint: Path) -> None:
         (checkpoint / name).unlink()
     for name in fsdp(tmp_path / "sharded").iterdir():
         name.rename(checkpoint / name.name)
-    found = verify(str(checkpoint))
-    assert (found.verdict, found.format, found.step, found.reasons) == (Verdict.VERIFIED, "hf_trainer", 500, ())
+    verification = verify(str(checkpoint))
+    assert (verification.verdict, verification.format, verification.step, verification.reasons) == (Verdict.VERIFIED, "hf_trainer", 500, ())
     (checkpoint / "optimizer_0/.metadata").unlink()
-    found = verify(str(checkpoint))
-    assert (found.verdict, found.reason) == (Verdict.INCOMPLETE, "optimizer_0: .metadata is missing: the save did not end")
+    verification = verify(str(checkpoint))
+    assert (verification.verdict, verification.reason) == (Verdict.INCOMPLETE, "optimizer_0: .metadata is missing: the save did not end")
 
 
 def test_accelerates_state_under_fsdp(tmp_path: Path) -> None:
@@ -190,8 +196,8 @@ def test_accelerates_state_under_fsdp(tmp_path: Path) -> None:
     assert verify(str(directory)).reason == "random_states_0.pkl is missing: it is written last"
     for rank in (0, 1):
         torch.save({"cpu": torch.get_rng_state()}, directory / f"random_states_{rank}.pkl")
-    found = verify(str(directory))
-    assert (found.verdict, found.format, found.reasons) == (Verdict.VERIFIED, "fsdp", ())
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.format, verification.reasons) == (Verdict.VERIFIED, "fsdp", ())
     assert verify(str(directory / "pytorch_model_fsdp_0")).format == "fsdp"
     (directory / "pytorch_model_fsdp_0/__0_0.distcp").unlink()
     assert verify(str(directory)).verdict is Verdict.INCOMPLETE
@@ -205,8 +211,8 @@ def test_accelerates_own_library_writes_what_is_whole(tmp_path: Path) -> None:
     prepared[0](torch.randn(2, 30)).sum().backward()
     prepared[1].step()
     directory = Path(accelerator.save_state(str(tmp_path / "state")))
-    found = verify(str(directory))
-    assert (found.verdict, found.format, found.reasons) == (Verdict.VERIFIED, "accelerate", ())
+    verification = verify(str(directory))
+    assert (verification.verdict, verification.format, verification.reasons) == (Verdict.VERIFIED, "accelerate", ())
     os.truncate(directory / "optimizer.bin", 500)
     assert verify(str(directory)).verdict is Verdict.BAD
 
@@ -216,27 +222,36 @@ def ranks(tmp_path: Path) -> Path:
     directory = tmp_path / "global_step_30"
     directory.mkdir()
     for rank in range(3):
-        for what in ("model", "optim"):
-            torch.save({"w": torch.randn(9), "step": 30}, directory / f"{what}_world_size_3_rank_{rank}.pt")
+        for content in ("model", "optim"):
+            torch.save({"w": torch.randn(9), "step": 30}, directory / f"{content}_world_size_3_rank_{rank}.pt")
     return directory
 
 
 def test_one_file_for_each_rank(ranks: Path) -> None:
-    found = verify(str(ranks))
-    assert (found.verdict, found.level, found.format, found.step, found.reasons) == (Verdict.VERIFIED, "structure", "fsdp", 30, ())
-    assert [one.path for one in find(["**"], str(ranks.parent)).candidates] == [str(ranks)]
+    verification = verify(str(ranks))
+    assert (verification.verdict, verification.level, verification.format, verification.step, verification.reasons) == (
+        Verdict.VERIFIED,
+        "structure",
+        "fsdp",
+        30,
+        (),
+    )
+    assert [candidate.path for candidate in find(["**"], str(ranks.parent)).candidates] == [str(ranks)]
 
 
 def test_a_rank_is_missing_torn_or_of_another_step(ranks: Path) -> None:
     last = ranks / "model_world_size_3_rank_2.pt"
     torch.save({"w": torch.randn(9), "step": 20}, last)
-    found = verify(str(ranks))
-    assert (found.verdict, found.reason.startswith("its files were saved at different steps")) == (Verdict.BAD, True)
+    verification = verify(str(ranks))
+    assert (verification.verdict, verification.reason.startswith("its files were saved at different steps")) == (Verdict.BAD, True)
     os.truncate(last, 300)
     assert verify(str(ranks)).verdict is Verdict.BAD
     last.unlink()
-    found = verify(str(ranks))
-    assert (found.verdict, found.reason) == (Verdict.INCOMPLETE, "of 3 ranks, the file of rank 2 is missing: model_world_size_3_rank….pt")
+    verification = verify(str(ranks))
+    assert (verification.verdict, verification.reason) == (
+        Verdict.INCOMPLETE,
+        "of 3 ranks, the file of rank 2 is missing: model_world_size_3_rank….pt",
+    )
 
 
 def test_files_of_several_steps_are_not_one_checkpoint(tmp_path: Path) -> None:
@@ -264,8 +279,8 @@ def test_what_transformers_writes_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", _TRAINING, str(tmp_path)], check=True, env=environment, capture_output=True)  # noqa: S603 -- our own job
-    found = [verify(one.path) for one in find([str(tmp_path)], "/").candidates]
-    assert [(one.verdict, one.format, one.step, one.reasons) for one in found] == [
+    verifications = [verify(candidate.path) for candidate in find([str(tmp_path)], "/").candidates]
+    assert [(verification.verdict, verification.format, verification.step, verification.reasons) for verification in verifications] == [
         (Verdict.VERIFIED, "hf_trainer", 1, ()),
         (Verdict.VERIFIED, "hf_trainer", 2, ()),
     ]

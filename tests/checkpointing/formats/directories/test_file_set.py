@@ -64,21 +64,21 @@ def candidates(place: Path, *patterns: str) -> list[str]:
 def test_each_set_is_one_candidate_and_whole(tmp_path: Path, layout: str) -> None:
     sets = saved(tmp_path, layout)
     for pattern in ("ckpt/*", "ckpt", "ckpt/**/*"):
-        assert candidates(tmp_path, pattern) == [f"ckpt/{one.name}" for one in sets], pattern
+        assert candidates(tmp_path, pattern) == [f"ckpt/{set_path.name}" for set_path in sets], pattern
     for step, directory in zip((20, 40), sets, strict=True):
-        found = verify(str(directory))
-        assert (found.verdict, found.format) == (Verdict.VERIFIED, "file_set")
-        assert found.files == tuple(sorted(name.format(step) for name in LAYOUTS[layout]))
-        assert found.step == (None if "epoch" in layout else step)
+        verification = verify(str(directory))
+        assert (verification.verdict, verification.format) == (Verdict.VERIFIED, "file_set")
+        assert verification.files == tuple(sorted(name.format(step) for name in LAYOUTS[layout]))
+        assert verification.step == (None if "epoch" in layout else step)
 
 
 @pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout, names in LAYOUTS.items() for name in names])
 def test_a_set_lacks_what_the_set_before_it_has(tmp_path: Path, layout: str, name: str) -> None:
     _, newest = saved(tmp_path, layout)
     (newest / name.format(40)).unlink()
-    found = verify(str(newest))
-    assert found.verdict is Verdict.INCOMPLETE
-    assert name.format(40) in found.reason
+    verification = verify(str(newest))
+    assert verification.verdict is Verdict.INCOMPLETE
+    assert name.format(40) in verification.reason
 
 
 @pytest.mark.parametrize(("layout", "name"), [(layout, name) for layout, names in LAYOUTS.items() for name in names])
@@ -86,9 +86,9 @@ def test_a_set_lacks_what_the_set_before_it_has(tmp_path: Path, layout: str, nam
 def test_a_torn_member_makes_the_set_bad(tmp_path: Path, layout: str, name: str, size: int) -> None:
     _, newest = saved(tmp_path, layout)
     os.truncate(newest / name.format(40), size)
-    found = verify(str(newest))
-    assert found.verdict is Verdict.BAD
-    assert name.format(40) in found.reason
+    verification = verify(str(newest))
+    assert verification.verdict is Verdict.BAD
+    assert name.format(40) in verification.reason
 
 
 def test_the_first_set_of_all_is_complete(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_the_first_set_of_all_is_complete(tmp_path: Path) -> None:
 def test_a_member_that_has_only_its_temporary_name_is_missing(tmp_path: Path) -> None:
     [first] = saved(tmp_path, "step-{}", [20])
     (first / "optim.pt").rename(first / "optim.pt.tmp-77")
-    found = verify(str(first))
-    assert (found.verdict, found.files) == (Verdict.INCOMPLETE, ("model.pt",))
+    verification = verify(str(first))
+    assert (verification.verdict, verification.files) == (Verdict.INCOMPLETE, ("model.pt",))
     member(first / "optim.pt", 20)
     assert verify(str(first)).verdict is Verdict.VERIFIED, "the rest of an earlier try does no harm"
 
@@ -110,14 +110,14 @@ def test_two_sets_that_lost_the_same_member_do_not_vouch_for_each_other(tmp_path
     sets = saved(tmp_path, "step-{}", [10, 20, 37, 41])
     for torn in sets[2:]:
         (torn / "optim.pt").unlink()
-    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 2 + [Verdict.INCOMPLETE] * 2
+    assert [verify(str(set_path)).verdict for set_path in sets] == [Verdict.VERIFIED] * 2 + [Verdict.INCOMPLETE] * 2
 
 
 def test_what_few_sets_have_is_not_needed(tmp_path: Path) -> None:
     sets = saved(tmp_path, "step-{}", [10, 20, 30, 40])
     member(sets[2] / "best.pt", 30)
     (sets[2] / "samples.png").write_bytes(b"picture")
-    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 4
+    assert [verify(str(set_path)).verdict for set_path in sets] == [Verdict.VERIFIED] * 4
 
 
 @pytest.mark.parametrize("name", ["eval_results.json", "metrics.json", "evaluation/scores.json", "val_samples.npy", "validation.yaml"])
@@ -126,7 +126,7 @@ def test_what_an_evaluation_writes_later_is_not_needed(tmp_path: Path, name: str
     for evaluated in sets[:2]:
         (evaluated / name).parent.mkdir(exist_ok=True)
         (evaluated / name).write_text("{}")
-    assert [verify(str(one)).verdict for one in sets] == [Verdict.VERIFIED] * 3
+    assert [verify(str(set_path)).verdict for set_path in sets] == [Verdict.VERIFIED] * 3
 
 
 def test_after_a_change_of_the_number_of_ranks_the_second_set_is_whole_again(tmp_path: Path) -> None:
@@ -139,16 +139,16 @@ def test_after_a_change_of_the_number_of_ranks_the_second_set_is_whole_again(tmp
 def test_files_that_count_the_steps_of_the_run_differently_are_of_two_saves(tmp_path: Path) -> None:
     torch.save({"global_step": 40}, tmp_path / "model.pt")
     torch.save({"global_step": 20}, tmp_path / "optim.pt")
-    found = verify(str(tmp_path))
-    assert (found.verdict, found.reason) == (Verdict.BAD, "its files are of steps 20 and 40: of two saves")
+    verification = verify(str(tmp_path))
+    assert (verification.verdict, verification.reason) == (Verdict.BAD, "its files are of steps 20 and 40: of two saves")
 
 
 def test_the_step_of_the_content_is_the_sets(tmp_path: Path) -> None:
     (tmp_path / "last").mkdir()
     torch.save({"global_step": 40}, tmp_path / "last/model.pt")
     torch.save({"w": torch.ones(3)}, tmp_path / "last/optimizer.pt")
-    found = verify(str(tmp_path / "last"))
-    assert (found.verdict, found.step, found.format) == (Verdict.VERIFIED, 40, "file_set")
+    verification = verify(str(tmp_path / "last"))
+    assert (verification.verdict, verification.step, verification.format) == (Verdict.VERIFIED, 40, "file_set")
 
 
 def test_a_directory_of_single_checkpoints_stays_several(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_one_of_them_alone_is_a_file_wherever_its_path_is_taken_from(tmp_path: P
 def test_the_best_weights_beside_a_set_may_be_of_an_earlier_step(tmp_path: Path) -> None:
     for name, step in (("model.pt", 500), ("optim.pt", 500), ("best.pt", 300)):
         torch.save({"global_step": step, "w": torch.ones(3)}, tmp_path / name)
-    found = verify(str(tmp_path))
-    assert (found.verdict, found.step) == (Verdict.VERIFIED, 500)
+    verification = verify(str(tmp_path))
+    assert (verification.verdict, verification.step) == (Verdict.VERIFIED, 500)
     os.truncate(tmp_path / "best.pt", 70)
     assert verify(str(tmp_path)).verdict is Verdict.BAD
 

@@ -54,7 +54,7 @@ def test_each_node_has_a_part_and_none_a_checkpoint(whole: Path, parts: tuple[Pa
     assert (head.leads, head.absent) == (True, ((SHARD, (whole / SHARD).stat().st_size),))
     assert (tail.leads, tail.absent) == (False, ((".metadata", None),))
     assert (head.present.files, tail.present.files) == node_parts.FILES
-    assert {one.present.level for one in (head, tail)} == {"structure"}
+    assert {node_part.present.level for node_part in (head, tail)} == {"structure"}
     assert (head.present.step, tail.present.step) == (40, 40)
     assert [verify(str(path)).verdict for path in parts] == [Verdict.INCOMPLETE] * 2
     assert part_at(whole) is None, "it is whole"

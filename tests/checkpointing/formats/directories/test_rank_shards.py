@@ -56,7 +56,7 @@ def megatron(  # noqa: PLR0913 -- as above
 
 
 def seen(path: Path) -> list[tuple[str, str, int | None]]:
-    return [(examine.word(found.verdict), found.format, found.step) for found in examine.look(str(path))]
+    return [(examine.word(verification.verdict), verification.format, verification.step) for verification in examine.look(str(path))]
 
 
 @pytest.mark.parametrize("stage", few([0, 2, 3], 2))
@@ -125,10 +125,10 @@ def test_an_iteration_of_another_name_is_seen(tmp_path: Path) -> None:
 def test_pointers_of_deepspeed(text: str, problem: str, tmp_path: Path) -> None:
     deepspeed(tmp_path)
     (tmp_path / "latest").write_text(text)
-    found = pointer_files.read(str(tmp_path))
-    assert found is not None
-    assert problem in found.problem
-    assert bool(problem) == bool(found.problem)
+    pointer = pointer_files.read(str(tmp_path))
+    assert pointer is not None
+    assert problem in pointer.problem
+    assert bool(problem) == bool(pointer.problem)
     assert (seen(tmp_path)[0][0] == "good") == (not problem)
 
 

@@ -35,9 +35,9 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def said(done: subprocess.CompletedProcess[str], pattern: str) -> re.Match[str]:
     """The line of the report that is like this."""
     report = done.stdout[done.stdout.find("drill ") :]
-    found = re.search(pattern, report, re.MULTILINE)
-    assert found, f"no {pattern} in {done.stdout[-3000:]}{done.stderr[-3000:]}"
-    return found
+    match = re.search(pattern, report, re.MULTILINE)
+    assert match, f"no {pattern} in {done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return match
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ for step in range(100_000):
 
 def wait_for_steps(run: Supervised, step: int) -> None:
     """Await that some rank made `step`."""
-    wait_for(lambda: any(int(made) >= step for _, made in words_of(run.place / "steps")), f"step {step}", 60, alive=run.alive)
+    wait_for(lambda: any(int(number) >= step for _, number in words_of(run.place / "steps")), f"step {step}", 60, alive=run.alive)
 
 
 def wait_for_ask(run: Supervised) -> None:

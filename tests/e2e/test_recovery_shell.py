@@ -49,11 +49,11 @@ class Line:
 
 
 def trained(run: Supervised) -> list[Line]:
-    found = []
+    lines = []
     for line in (run.place / "log").read_text().splitlines() if (run.place / "log").exists() else ():
         rank, step, micro, accum, batch, visible, attempt = line.split()
-        found.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), visible, int(attempt)))
-    return found
+        lines.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), visible, int(attempt)))
+    return lines
 
 
 def logged(run: Supervised, event: str) -> list[dict[str, Any]]:

@@ -107,8 +107,8 @@ def assert_second_attempt_went_on(run: Supervised) -> None:
     assert first is None
     assert second is not None
     assert second >= 10
-    made = [step for rank, step in run.progress() if rank == 0]
-    assert (made.count(1), made.count(second), made.count(second + 1) > 0) == (1, 1, True)
+    steps = [step for rank, step in run.progress() if rank == 0]
+    assert (steps.count(1), steps.count(second), steps.count(second + 1) > 0) == (1, 1, True)
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     first.wait_for_step(12)
     wait_for(lambda: len(ours(first)) == 5, "two ranks, two daemons, what started them", alive=first.alive)
     attempt = {*ours(first), helpers_of(first)["guardian"]}
-    assert_gone(attempt, strike(*(helpers_of(first)[who] for who in killed)))
+    assert_gone(attempt, strike(*(helpers_of(first)[helper] for helper in killed)))
     first.exit_code(5)
     first.wait_for_nothing_left(0)
 
@@ -223,8 +223,8 @@ def test_the_step_of_an_attempt_that_died_with_its_supervisor_is_its_last(superv
     reached = int((first.place / "step").read_text())
     assert f"step {reached}" in first.ask("status").stdout
     second = supervise(sys.executable, str(script))
-    told = second.wait_for_line(r"and its attempt with it at step (\d+)(?! or later)")
-    assert int(told[1]) - reached in {0, 1}  # the file may have been written, or not
+    match = second.wait_for_line(r"and its attempt with it at step (\d+)(?! or later)")
+    assert int(match[1]) - reached in {0, 1}  # the file may have been written, or not
     second.process.terminate()
     second.exit_code()
 

@@ -28,9 +28,9 @@ AWKWARD = ("CUDA Error: out", "Error", "out of", "a\0bcd", "(.*)[x]\\d", "été 
 
 def fast(anchors: Sequence[str]) -> HyperScanner:
     pytest.importorskip("hyperscan")
-    made = scanner(anchors)
-    assert isinstance(made, HyperScanner)
-    return made
+    hyper = scanner(anchors)
+    assert isinstance(hyper, HyperScanner)
+    return hyper
 
 
 def lines_of(hits: Sequence[tuple[int, int]], block: bytes) -> set[tuple[int, int]]:
@@ -59,17 +59,17 @@ def test_hits_come_by_offset() -> None:
 
 def test_one_scanner_serves_many_threads() -> None:
     shared = fast(("needle",))
-    found: list[int] = []
+    counts: list[int] = []
 
     def scan() -> None:
-        found.extend(len(shared.hits(b"hay needle " * 2000)) for _ in range(50))
+        counts.extend(len(shared.hits(b"hay needle " * 2000)) for _ in range(50))
 
     threads = [threading.Thread(target=scan) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [2000] * 200
+    assert counts == [2000] * 200
 
 
 def test_other_threads_run_while_a_block_is_scanned() -> None:

@@ -327,7 +327,7 @@ def test_a_gpu_that_cannot_be_looked_up_is_named_by_what_it_was(fake_nvml: FakeN
     assert (outcome.result, outcome.repair, outcome.blocks) == (FAILED, Repair.REBOOT, True)
     assert found(results, "gpu_errors", 0).result is OK
     fresh = judge(Runner(environ=fake_nvml.environ).sweep(("nvml", "pci", "driver"), Ask()))
-    assert [one.subject for one in fresh if one.result is FAILED] == ["gpu:#1"]
+    assert [result.subject for result in fresh if result.result is FAILED] == ["gpu:#1"]
 
 
 @pytest.mark.process

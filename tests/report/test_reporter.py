@@ -111,9 +111,9 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
     reporter.processes.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     log: Any = reporter._log  # noqa: SLF001  likewise
-    said = f"{terminal.message.call_args_list} {log.write.call_args_list}"
-    assert "41 (upload --hf-token" in said
-    assert "SECRETVALUE123" not in said
+    calls = f"{terminal.message.call_args_list} {log.write.call_args_list}"
+    assert "41 (upload --hf-token" in calls
+    assert "SECRETVALUE123" not in calls
 
 
 @pytest.mark.parametrize("cmd", ["python -c from multiprocessing.resource_tracker import main;main(9)", "[python]"])

@@ -68,5 +68,5 @@ def test_a_page_of_a_run_of_six_weeks_reads_what_is_new_and_no_more(tmp_path: Pa
         for number in range(REPORTS, REPORTS + 100):
             with journal.open("ab") as file:
                 file.write(progress(number))
-            made = page(T0 + 10 * number + 1)
-    assert f'supervise_time_seconds{{job_name="bert",state="productive"}} {float(10 * (REPORTS + 99) + 1 - 10)}'.encode() in made
+            content = page(T0 + 10 * number + 1)
+    assert f'supervise_time_seconds{{job_name="bert",state="productive"}} {float(10 * (REPORTS + 99) + 1 - 10)}'.encode() in content

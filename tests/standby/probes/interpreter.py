@@ -59,12 +59,22 @@ show(
     handlers={number: described(signal.getsignal(number)) for number in range(1, 65)},
     locale=[locale.setlocale(locale.LC_ALL), *locale.getlocale(), locale.getpreferredencoding(), time.tzname],
     streams=[
-        [one.name, one.mode, one.encoding, one.errors, one.line_buffering, one.write_through, one.isatty(), one.newlines, one.fileno()]
-        for one in (sys.stdin, sys.stdout, sys.stderr)
+        [
+            file.name,
+            file.mode,
+            file.encoding,
+            file.errors,
+            file.line_buffering,
+            file.write_through,
+            file.isatty(),
+            file.newlines,
+            file.fileno(),
+        ]
+        for file in (sys.stdin, sys.stdout, sys.stderr)
     ],
     raw=[
-        [one.name, one.mode, one._blksize]
-        for one in (getattr(stream.buffer, "raw", stream.buffer) for stream in (sys.stdin, sys.stdout, sys.stderr))
+        [file.name, file.mode, file._blksize]
+        for file in (getattr(stream.buffer, "raw", stream.buffer) for stream in (sys.stdin, sys.stdout, sys.stderr))
     ],
     same_streams=[sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     hooks=[described(sys.excepthook), described(sys.displayhook), described(sys.unraisablehook), described(threading.excepthook)],

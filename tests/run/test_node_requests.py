@@ -78,10 +78,10 @@ def test_findings_of_a_check_are_reported_also_where_they_came_too_late(attempt:
     node._job.environ = {}  # noqa: SLF001  the job's
     node._loop.state = SimpleNamespace(attempt=SimpleNamespace(number=attempt), gpus=())  # noqa: SLF001
     node.check(act.CheckHealth(1))
-    wait_for(lambda: any(isinstance(one, event) for one in parts.posted), "the answer", 20)
-    (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]
-    assert type(told) is event
-    assert told.findings == (shm,)
+    wait_for(lambda: any(isinstance(message, event) for message in parts.posted), "the answer", 20)
+    (posted_event,) = [message for message in parts.posted if isinstance(message, HealthChecked | HealthChanged)]
+    assert type(posted_event) is event
+    assert posted_event.findings == (shm,)
 
 
 @pytest.mark.parametrize(("has_gpus", "enabled", "lines"), [(False, True, 1), (True, True, 0), (False, False, 0)])
@@ -98,12 +98,12 @@ def test_a_small_dev_shm_is_reported_at_the_start_where_no_check_of_the_node_doe
 
 
 @pytest.mark.parametrize(
-    ("visible", "nproc", "refused", "said"),
+    ("visible", "nproc", "refused", "messages"),
     [("0,9", None, ["rank_places"], 0), ("0", None, [], 1), ("0,1", None, [], 0), ("0,9", 1, [], 0)],
     ids=["refused", "warned of", "fits", "a run that continues with fewer ranks"],
 )
 def test_ranks_are_compared_with_the_gpus_once_before_the_first_attempt(  # noqa: PLR0913, PLR0917  one for each column
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, nproc: int | None, refused: list[str], said: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, nproc: int | None, refused: list[str], messages: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     parts = _Parts(lambda _action, _errors: ())
@@ -127,4 +127,4 @@ def test_ranks_are_compared_with_the_gpus_once_before_the_first_attempt(  # noqa
     parts.said.clear()
     for speak in parts.soon:
         speak()
-    assert len(parts.said) == said
+    assert len(parts.said) == messages

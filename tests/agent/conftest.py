@@ -166,15 +166,15 @@ class Agent:
                 data, fds, _, _ = socket.recv_fds(self._packets, 65536, 1)
                 if not data:
                     break
-                what = json.loads(data)
+                packet = json.loads(data)
                 with self._changed:
-                    self.handed.append(what)
+                    self.handed.append(packet)
                     self._changed.notify_all()
-                threading.Thread(target=self._drain, args=(what, fds[0]), daemon=True).start()
+                threading.Thread(target=self._drain, args=(packet, fds[0]), daemon=True).start()
         self._packets.close()
 
-    def _drain(self, what: dict[str, Any], fd: int) -> None:
-        key = (what["attempt"], what["rank"], what["name"])
+    def _drain(self, packet: dict[str, Any], fd: int) -> None:
+        key = (packet["attempt"], packet["rank"], packet["name"])
         with contextlib.suppress(OSError):  # EIO: the last writer of a terminal closed it
             while chunk := os.read(fd, 65536):
                 with self._changed:

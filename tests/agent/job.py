@@ -26,8 +26,8 @@ def wait_forever() -> None:
         signal.pause()
 
 
-def do(what: str) -> None:  # noqa: C901  a table of one-liners
-    name, _, value = what.partition("=")
+def do(action: str) -> None:  # noqa: C901  a table of one-liners
+    name, _, value = action.partition("=")
     if name == "exit":
         os._exit(int(value))
     elif name == "kill":
@@ -74,9 +74,9 @@ def main() -> None:
     facts |= {"tty": os.isatty(1), "pgid": os.getpgid(0) == os.getpid()}
     Path(f"facts-{ATTEMPT}-{RANK}").write_text(json.dumps(facts))
     for item in filter(None, os.environ.get("JOB", "").split(";")):
-        who, what, *attempt = item.split()
-        if who in ("*", RANK) and int(attempt[0] if attempt else 1) == ATTEMPT:
-            do(what)
+        rank, action, *attempt = item.split()
+        if rank in ("*", RANK) and int(attempt[0] if attempt else 1) == ATTEMPT:
+            do(action)
 
 
 main()

@@ -92,8 +92,8 @@ def bent(tmp_path: Path, *names: str) -> str:
 def test_a_torch_that_does_not_fit_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start(PYTHONPATH=bent(tmp_path, "torch.distributed.elastic.agent.server.api", "SimpleElasticAgent", "_rendezvous"))
     agent.send(Go(1))
-    told = agent.expect("unfit", 0)["missing"]
-    assert told == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
+    missing = agent.expect("unfit", 0)["missing"]
+    assert missing == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
     assert agent.wait_exit() == 79
     assert not list(tmp_path.glob("facts-*"))
 

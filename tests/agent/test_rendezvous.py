@@ -31,9 +31,9 @@ def never() -> bool:
     return False
 
 
-def waits(store: Store, keys: list[str], what: str) -> None:
+def waits(store: Store, keys: list[str], subject: str) -> None:
     """Wait for other nodes of a static round, and report nothing."""
-    rendezvous.wait_keys(store, keys, never, what)
+    rendezvous.wait_keys(store, keys, never, subject)
 
 
 def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
@@ -228,14 +228,14 @@ def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_o
 
 
 def test_the_node_that_serves_torchs_store_is_the_coordinator_and_the_others_find_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    other, found = another_client(store), queue.Queue[rendezvous.CoordinatorLocation | None]()
-    looks = threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(other, SECOND, never)))
+    other, locations = another_client(store), queue.Queue[rendezvous.CoordinatorLocation | None]()
+    looks = threading.Thread(target=lambda: locations.put(rendezvous.find_coordinator(other, SECOND, never)))
     looks.start()
     assert rendezvous.find_coordinator(store, FIRST, never) is None, "this node's supervisor is to be it"
     with pytest.raises(queue.Empty):
-        found.get(timeout=0.2)
+        locations.get(timeout=0.2)
     rendezvous.publish_coordinator(store, rendezvous.CoordinatorLocation("a", 4711, "key"))
-    assert found.get(timeout=DEADLINE_S) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key")
+    assert locations.get(timeout=DEADLINE_S) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key")
     looks.join()
     assert rendezvous.find_coordinator(store, FIRST, never) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key"), "and stays there"
     monkeypatch.setattr(rendezvous, "served_here", lambda _store: False)  # a torch whose text of a store does not show it
@@ -256,9 +256,9 @@ def test_beside_a_store_that_no_agent_serves_node_0_of_the_first_round_is_the_co
     place = rendezvous.CoordinatorLocation("10.0.0.1", 4711, "key")
 
     def looks(store: Store, node: rendezvous.MetNode, known: rendezvous.CoordinatorLocation | None) -> queue.Queue[Any]:
-        found: queue.Queue[Any] = queue.Queue()
-        threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(store, node, never, known)), daemon=True).start()
-        return found
+        locations: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=lambda: locations.put(rendezvous.find_coordinator(store, node, never, known)), daemon=True).start()
+        return locations
 
     first_round = PrefixStore("round 7", external)
     second = looks(first_round, SECOND, None)

@@ -198,9 +198,9 @@ def test_so_they_do_where_a_node_knows_a_newer_attempt_than_the_coordinator() ->
 )
 def test_the_first_end_stands(posts: list[tuple[str, str]], kind: str, node: str) -> None:
     played = together(*ALL)
-    for what, who in posts:
+    for message, sender in posts:
         assert played.state.memory.end is None
-        played.post(what, who)
+        played.post(message, sender)
     end = played.state.memory.end
     assert end is not None
     assert (end.kind, end.node) == (kind, node)

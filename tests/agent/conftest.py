@@ -97,14 +97,14 @@ class Agent:
     def expect(self, ev: str, attempt: int | None = None, **fields: object) -> dict[str, Any]:
         """Wait for a message like this."""
 
-        def found() -> dict[str, Any] | None:
+        def match() -> dict[str, Any] | None:
             wanted = {"ev": ev, **fields} | ({} if attempt is None else {"attempt": attempt})
             return next((e for e in self.events if wanted.items() <= e.items()), None)
 
         with self._changed:
-            if not self._changed.wait_for(found, DEADLINE_S):
+            if not self._changed.wait_for(match, DEADLINE_S):
                 pytest.fail(f"no {ev} {attempt or ''} {fields} among {self.events}; stderr: {self.errors()}")
-            return found() or {}
+            return match() or {}
 
     def has(self, ev: str, attempt: int) -> bool:
         """Whether it has come already."""

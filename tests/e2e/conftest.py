@@ -218,10 +218,10 @@ class Supervised:
     def wait_for_step(self, step: int, deadline_s: float = 60.0) -> None:
         """Await that rank 0 made `step`, of a job started with --progress=progress: all that it saves before is saved then."""
 
-        def made() -> bool:
+        def stepped() -> bool:
             return any(rank == 0 and reached >= step for rank, reached in self.progress())
 
-        wait_for(made, f"step {step}", deadline_s, alive=self.alive)
+        wait_for(stepped, f"step {step}", deadline_s, alive=self.alive)
 
     def signal(self, signum: int) -> None:
         """Send a signal to `supervise` alone."""

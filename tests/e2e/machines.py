@@ -79,14 +79,14 @@ class Machines:
     def reached(self, step: int) -> None:
         """Await that rank 0 made a step."""
 
-        def made() -> bool:
+        def stepped() -> bool:
             with contextlib.suppress(FileNotFoundError):
                 return any(
                     int(row.split()[1]) >= step for row in (self.place / "progress").read_text().splitlines() if row.startswith("0 ")
                 )
             return False
 
-        wait_for(made, f"step {step}", 200)
+        wait_for(stepped, f"step {step}", 200)
 
     def lose(self, node: int) -> None:
         """Let a machine lose its power, and have its address answer again: all of its processes are gone."""

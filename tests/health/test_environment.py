@@ -91,7 +91,7 @@ TABLE = [
 ]
 
 
-def said(check: str, now: Readings, before: Readings | None = None) -> list[CheckResult]:
+def results_of(check: str, now: Readings, before: Readings | None = None) -> list[CheckResult]:
     return list(registry.checks()[check](now, before, Thresholds()))
 
 
@@ -104,7 +104,7 @@ def test_the_table(row: Row) -> None:
     now = readings(row.read)
     if row.problem:
         now += Readings([Reading("environment", HOST, "env.code", None, row.problem)])
-    [result] = said(row.check, now, None if row.before is None else readings(row.before))
+    [result] = results_of(row.check, now, None if row.before is None else readings(row.before))
     assert (result.result, result.repair, result.blocks) == (row.result, row.repair, False), result
     assert row.words in result.reason
     assert are_apart(result), result
@@ -138,13 +138,13 @@ def node(mtu: int = 9000, **changes: Json) -> Readings:
 )
 def test_what_differs_across_nodes_is_shown_with_who_differs(other: Readings, result: Result, words: str) -> None:
     nodes = {f"n{at}": node() for at in range(3)}
-    [check_result] = said("env_nodes", node() + node_environments.merge_nodes({**nodes, "n3": other}))
+    [check_result] = results_of("env_nodes", node() + node_environments.merge_nodes({**nodes, "n3": other}))
     assert (check_result.result, check_result.subject) == (result, HOST)
     assert words in check_result.reason
 
 
 def test_a_node_alone_is_not_compared() -> None:
-    [result] = said("env_nodes", node() + node_environments.merge_nodes({"n0": node()}))
+    [result] = results_of("env_nodes", node() + node_environments.merge_nodes({"n0": node()}))
     assert result.result is SKIPPED
 
 
@@ -232,7 +232,7 @@ def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(2)\n", "ascii")
     dirty = read()
     assert (dirty.table("env.code")["head"], dirty.table("env.code")["dirty"]) == (row["head"], 1)
-    [result] = said("env_code", dirty, clean)
+    [result] = results_of("env_code", dirty, clean)
     assert result.result is DEGRADED
 
 

@@ -50,7 +50,7 @@ def label(sample: dict[str, Any]) -> str:
     return f"{sample['signature']}: {(sample.get('hit') or sample.get('miss') or '')[:40]!r}"
 
 
-def found(text: str, name: str) -> list[dict[str, str]]:
+def fields_of(text: str, name: str) -> list[dict[str, str]]:
     """The fields of each piece of evidence that the row makes of a log of this text."""
     return [dict(fact.fields) for fact in read_text(text, CATALOGUE) if fact.name == name]
 
@@ -141,7 +141,7 @@ def test_a_hit_hits_with_its_fields_and_holds_an_anchor(sample: dict[str, Any]) 
     if row.benign:
         assert benign(text, row.id)
         return
-    facts = found(text, row.id)
+    facts = fields_of(text, row.id)
     assert facts, f"{row.id} does not know this text"
     wanted = {name: str(value) for name, value in sample.get("fields", {}).items()}
     assert any(wanted.items() <= fact.items() for fact in facts), f"{wanted} is in none of {facts}"
@@ -161,7 +161,7 @@ def test_what_a_row_matches_holds_an_anchor() -> None:
 def test_a_near_miss_misses(sample: dict[str, Any]) -> None:
     row = CATALOGUE.row(sample["signature"])
     assert row is not None
-    assert not (benign(sample["miss"], row.id) if row.benign else found(sample["miss"], row.id))
+    assert not (benign(sample["miss"], row.id) if row.benign else fields_of(sample["miss"], row.id))
 
 
 @pytest.mark.parametrize(

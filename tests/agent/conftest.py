@@ -49,13 +49,13 @@ class Agent:
         self.handed: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._seen = 0
-        self._link, theirs = socket.socketpair()
+        self._link, their_end = socket.socketpair()
         self._packets, their_packets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = (theirs.fileno(), their_packets.fileno())
+        fds = (their_end.fileno(), their_packets.fileno())
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMP_", "TORCH", "PET_"))}
         self.stderr = (cwd / f"agent-{time.monotonic_ns()}.err").open("w+b")
         self.process = self._started((*options, "--", *torchrun_args), fds, cwd, {**self.environ, **env})
-        theirs.close()
+        their_end.close()
         their_packets.close()
         for target in (self._read_events, self._read_packets):
             threading.Thread(target=target, daemon=True).start()

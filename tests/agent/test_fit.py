@@ -36,7 +36,7 @@ def swap(row, to):
     return lambda: setattr(owner, last, raw)
 
 fits = missing()
-told = {}
+misfits = {}
 for row in ROWS:
     for how, to in (("renamed", None), ("other arguments", lambda renamed: None), ("calls nothing", lambda *a, **k: None)):
         if how == "other arguments" and not row.accepts or how == "calls nothing" and not row.calls:
@@ -47,9 +47,9 @@ for row in ROWS:
             continue
         if back is None:
             continue
-        told[f"{row.module}:{row.name} {how}"] = missing((row,))
+        misfits[f"{row.module}:{row.name} {how}"] = missing((row,))
         back()
-print(json.dumps([fits, told, missing()]))
+print(json.dumps([fits, misfits, missing()]))
 """
 
 

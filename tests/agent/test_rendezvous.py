@@ -103,8 +103,8 @@ class Meeting(RendezvousHandler):
 
 @pytest.mark.parametrize(("nodes", "meetings"), [(1, 1), (2, 3)])
 def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: Store, nodes: int, meetings: int) -> None:
-    theirs = Meeting(store, nodes)
-    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(cancelled=never), nodes=nodes)  # type: ignore[arg-type]  # nothing else is asked
+    torch_meeting = Meeting(store, nodes)
+    rounds = rendezvous.RoundRendezvous(torch_meeting, SimpleNamespace(cancelled=never), nodes=nodes)  # type: ignore[arg-type]  # nothing else is asked
     ports = []
     for _ in range(3):
         rounds.next_rendezvous()
@@ -113,7 +113,7 @@ def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: St
         assert client.add("key", 1) == 1, "a store of an attempt before"
         ports.append(port)
     assert len(set(ports)) == 3
-    assert theirs.met == meetings
+    assert torch_meeting.met == meetings
 
 
 def test_the_nodes_that_are_missing_in_a_static_round_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,29 +150,29 @@ def test_a_rendezvous_that_cannot_be_asked_ends_no_healthy_ranks_and_is_logged_o
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "DEAF_S", 0.0)
-    theirs, waiting = LostMeeting(store, 2), list[int]()
-    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=waiting.append), nodes=2)  # type: ignore[arg-type]  # as above
+    torch_meeting, waiting = LostMeeting(store, 2), list[int]()
+    rounds = rendezvous.RoundRendezvous(torch_meeting, SimpleNamespace(nodes_waiting=waiting.append), nodes=2)  # type: ignore[arg-type]  # as above
     for error in (RendezvousConnectionError("gone"), RuntimeError("Broken pipe"), ConnectionResetError(), AttributeError("a bug")):
-        theirs.error = error
+        torch_meeting.error = error
         assert rounds.num_nodes_waiting() == 0
     assert [row.message for row in caplog.records] == [
         "supervise: the rendezvous does not say whether nodes want to join: RendezvousConnectionError: gone"
     ]
-    theirs.error = None
+    torch_meeting.error = None
     assert (rounds.num_nodes_waiting(), waiting) == (0, [1])
 
 
 def test_a_lost_rendezvous_is_asked_again_only_after_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, now = LostMeeting(store, 2), [100.0]
+    torch_meeting, now = LostMeeting(store, 2), [100.0]
     asked: list[float] = []
 
     def ask() -> int:
         asked.append(now[0])
         raise RendezvousConnectionError("gone")
 
-    monkeypatch.setattr(theirs, "num_nodes_waiting", ask)
+    monkeypatch.setattr(torch_meeting, "num_nodes_waiting", ask)
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=None), nodes=2)  # type: ignore[arg-type]  # as above
+    rounds = rendezvous.RoundRendezvous(torch_meeting, SimpleNamespace(nodes_waiting=None), nodes=2)  # type: ignore[arg-type]  # as above
     for _ in range(250):  # as torchrun asks, ten times a second
         assert rounds.num_nodes_waiting() == 0
         now[0] += 0.1

@@ -93,8 +93,8 @@ def test_a_wiped_disk_goes_on_from_s3(supervise: Callable[..., Supervised], tmp_
 #: A program whose saves no hook sees: weights by a plain open, as a C++ writer would make them.
 PLAIN = """
 import glob, json, os, struct, time
-found = glob.glob("ckpt/step_*.safetensors")
-at = max((int(name.split("_")[1].split(".")[0]) for name in found), default=0)
+names = glob.glob("ckpt/step_*.safetensors")
+at = max((int(name.split("_")[1].split(".")[0]) for name in names), default=0)
 print("resumed at", at, flush=True)
 os.makedirs("ckpt", exist_ok=True)
 for step in range(at + 1, at + 4):

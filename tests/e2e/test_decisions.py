@@ -237,8 +237,8 @@ def test_within_the_limit_it_is_started_from_scratch_and_that_is_reported(superv
 
 TELLING = (
     "names = ('SUPERVISE_JOB_ATTEMPT', 'SUPERVISE_JOB_RESUME_FROM', 'SUPERVISE_JOB_RESUME_STEP')\n"
-    "told = '|'.join([*(os.environ.get(name, '-') for name in names), *(a for a in sys.argv[1:] if 'resume' in a or a.endswith('.pt'))])\n"
-    "os.write(os.open('told', os.O_WRONLY | os.O_CREAT | os.O_APPEND), (told + '\\n').encode())\n"
+    "line = '|'.join([*(os.environ.get(name, '-') for name in names), *(a for a in sys.argv[1:] if 'resume' in a or a.endswith('.pt'))])\n"
+    "os.write(os.open('told', os.O_WRONLY | os.O_CREAT | os.O_APPEND), (line + '\\n').encode())\n"
 )
 BY_ENVIRONMENT = "if path := os.environ.get('SUPERVISE_JOB_RESUME_FROM'):\n    sys.argv += ['--resume', path]\n"
 BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"

@@ -179,8 +179,8 @@ optimizer = light_sgd(torch, model.parameters())
 step = 0
 os.makedirs("ckpt", exist_ok=True)
 if "--resume" in sys.argv:
-    found = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
-    model.load_state_dict(found["model"]); optimizer.load_state_dict(found["optimizer"]); step = found["step"]
+    content = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
+    model.load_state_dict(content["model"]); optimizer.load_state_dict(content["optimizer"]); step = content["step"]
 while True:
     loss = model(torch.ones(4)).square().sum()
     if not loss.isfinite():

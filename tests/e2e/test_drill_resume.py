@@ -77,14 +77,14 @@ def test_a_resume_is_proven_without_a_file_of_the_user_s_changed_and_the_start_s
 
 
 def test_a_write_outside_of_the_scratch_directory_is_refused_by_the_kernel(tmp_path: Path) -> None:
-    place, theirs = tmp_path / "project", tmp_path / "results" / "last.pt"
+    place, result = tmp_path / "project", tmp_path / "results" / "last.pt"
     place.mkdir()
-    theirs.parent.mkdir()
-    theirs.write_text("the result of a week")
-    (place / "train.py").write_text(f"import os\nos.system('rm -f {theirs}')\nopen({str(theirs)!r}, 'w')\n")
+    result.parent.mkdir()
+    result.write_text("the result of a week")
+    (place / "train.py").write_text(f"import os\nos.system('rm -f {result}')\nopen({str(result)!r}, 'w')\n")
     done = drill(place, "--", "python", "train.py")
     assert done.returncode == 1
-    assert theirs.read_text() == "the result of a week"
+    assert result.read_text() == "the result of a week"
     assert "drill resume: the job failed (rank 0 raised PermissionError: [Errno 13] Permission denied" in done.stdout
     assert "--writable DIR" in report(done)["advice"]
     assert (place / ".supervise").exists()
@@ -104,7 +104,7 @@ def test_two_ranks_that_load_the_same_checkpoint_are_proven(project: Path) -> No
 
 @pytest.mark.slow
 def test_a_script_that_loads_its_weights_alone_is_not_proven(project: Path) -> None:
-    (project / "train.py").write_text(COUNTED.replace('optimizer.load_state_dict(found["optimizer"]); ', ""))
+    (project / "train.py").write_text(COUNTED.replace('optimizer.load_state_dict(content["optimizer"]); ', ""))
     done = drill(project, *RESUMED, "--", "python", "train.py")
     rows = report(done)
     assert (done.returncode, rows["proven"]) == (1, "no"), done.stdout
@@ -145,8 +145,8 @@ optimizer = light_sgd(torch, model.parameters())
 step = 0
 os.makedirs("ckpt", exist_ok=True)
 if "--resume" in sys.argv:
-    found = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
-    model.load_state_dict(found["model"]); optimizer.load_state_dict(found["optimizer"]); step = found["step"]
+    content = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
+    model.load_state_dict(content["model"]); optimizer.load_state_dict(content["optimizer"]); step = content["step"]
 while True:
     optimizer.zero_grad()
     loss = (model(inputs := torch.randn(2, 4, generator=torch.Generator().manual_seed(step))) - inputs).square().mean(); loss.backward()

@@ -55,7 +55,7 @@ def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[...
 def test_where_there_is_no_torchrun_it_is_said_where_torch_comes_from(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings]
 ) -> None:
-    without = 'found="$(command -v "$1")"; shift; PATH=/usr/bin:/bin exec "$found" "$@"'
+    without = 'program="$(command -v "$1")"; shift; PATH=/usr/bin:/bin exec "$program" "$@"'
     run = supervise("torchrun", "train.py", around=surroundings(prefix=("sh", "-c", without, "sh")))
     assert run.exit_code() == 64
     assert "no such command: torchrun" in run.stderr

@@ -154,8 +154,8 @@ def test_every_check_of_the_environment_is_held_here() -> None:
 
 def test_versions_are_those_of_this_interpreter_and_torch_is_not_imported() -> None:
     script = """import sys; from health.model import Ask; from health.probes import environment
-told = [one.value for one in environment.read(Ask()) if one.name == "env.versions"][0]
-print(told["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
+versions = [reading.value for reading in environment.read(Ask()) if reading.name == "env.versions"][0]
+print(versions["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
     done = subprocess.run(  # noqa: S603 -- ours
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True, cwd=Path(__file__).parents[2]
     )

@@ -467,10 +467,10 @@ def test_hosts_and_ports(word: str, pair: tuple[str, int | None]) -> None:
 
 
 LISTEN = """import socket, sys
-made = socket.socket()
-made.bind(("0.0.0.0", 0))
-made.listen()
-print(made.getsockname()[1], flush=True)
+listener = socket.socket()
+listener.bind(("0.0.0.0", 0))
+listener.listen()
+print(listener.getsockname()[1], flush=True)
 sys.stdin.read()"""
 
 

@@ -120,9 +120,9 @@ def peak():
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 anchors = signatures.read()[0].anchors
 before = peak()
-made = getattr(anchor_scanner, sys.argv[1])(anchors)
-made.hits(b"x" * 131072)
-while isinstance(getattr(made, "now", None), anchor_scanner.PlainScanner):
+scanner = getattr(anchor_scanner, sys.argv[1])(anchors)
+scanner.hits(b"x" * 131072)
+while isinstance(getattr(scanner, "now", None), anchor_scanner.PlainScanner):
     time.sleep(0.001)
 print(peak() - before)
 """

@@ -27,10 +27,10 @@ REPORTS = 60_480
 def test_a_start_without_metrics_imports_nothing_of_them() -> None:
     code = (
         "import sys, supervisor.run.start, supervisor.run.main\n"
-        "found = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref', 'opentelemetry', 'apprise'}\n"
+        "modules = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref', 'opentelemetry', 'apprise'}\n"
         "ours = ('supervisor.report.metrics', 'supervisor.run.metrics', 'supervisor.run.traces', 'http.server')\n"
-        "found |= {name for name in sys.modules if name.startswith(ours)}\n"
-        "sys.exit(f'imported: {sorted(found)}' if found else 0)"
+        "modules |= {name for name in sys.modules if name.startswith(ours)}\n"
+        "sys.exit(f'imported: {sorted(modules)}' if modules else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
     assert (done.returncode, done.stderr) == (0, "")

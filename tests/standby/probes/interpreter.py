@@ -59,22 +59,12 @@ show(
     handlers={number: described(signal.getsignal(number)) for number in range(1, 65)},
     locale=[locale.setlocale(locale.LC_ALL), *locale.getlocale(), locale.getpreferredencoding(), time.tzname],
     streams=[
-        [
-            file.name,
-            file.mode,
-            file.encoding,
-            file.errors,
-            file.line_buffering,
-            file.write_through,
-            file.isatty(),
-            file.newlines,
-            file.fileno(),
-        ]
-        for file in (sys.stdin, sys.stdout, sys.stderr)
+        [std.name, std.mode, std.encoding, std.errors, std.line_buffering, std.write_through, std.isatty(), std.newlines, std.fileno()]
+        for std in (sys.stdin, sys.stdout, sys.stderr)
     ],
     raw=[
-        [file.name, file.mode, file._blksize]
-        for file in (getattr(stream.buffer, "raw", stream.buffer) for stream in (sys.stdin, sys.stdout, sys.stderr))
+        [std.name, std.mode, std._blksize]
+        for std in (getattr(stream.buffer, "raw", stream.buffer) for stream in (sys.stdin, sys.stdout, sys.stderr))
     ],
     same_streams=[sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     hooks=[described(sys.excepthook), described(sys.displayhook), described(sys.unraisablehook), described(threading.excepthook)],

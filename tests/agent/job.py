@@ -1,4 +1,4 @@
-"""A rank that does what JOB says, without torch: `who what [attempt]` items separated by ';', `who` a rank or *, what as below.
+"""A rank that does what JOB says, without torch: `rank action [attempt]` items separated by ';', `rank` a number or *, action as below.
 
 exit=N, kill=N, sleep, deaf (ignores TERM), stop (SIGSTOP to itself), error (half-written torch error file, exit 1), print=TEXT, ready.
 Without an attempt an item holds for the first only. A rank that nothing else is said of waits for a file `go` and exits 0.

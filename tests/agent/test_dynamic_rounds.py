@@ -56,7 +56,7 @@ class DynamicNode:
         self.outcomes: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
     def meets(self, returning: int = 0, *, joining: int = 0, least_nodes: int = 0, behind: timedelta = timedelta()) -> None:
-        """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
+        """Go to the next round, with a clock that is behind; its number of nodes is in `outcomes`."""
         self.ops.returning, self.ops.joining, self.ops.least_nodes = returning, joining, least_nodes
         threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
 

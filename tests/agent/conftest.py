@@ -49,13 +49,13 @@ class Agent:
         self.handed: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._seen = 0
-        self._link, theirs = socket.socketpair()
+        self._link, their_end = socket.socketpair()
         self._packets, their_packets = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        fds = (theirs.fileno(), their_packets.fileno())
+        fds = (their_end.fileno(), their_packets.fileno())
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMP_", "TORCH", "PET_"))}
         self.stderr = (cwd / f"agent-{time.monotonic_ns()}.err").open("w+b")
         self.process = self._started((*options, "--", *torchrun_args), fds, cwd, {**self.environ, **env})
-        theirs.close()
+        their_end.close()
         their_packets.close()
         for target in (self._read_events, self._read_packets):
             threading.Thread(target=target, daemon=True).start()
@@ -97,14 +97,14 @@ class Agent:
     def expect(self, ev: str, attempt: int | None = None, **fields: object) -> dict[str, Any]:
         """Wait for a message like this."""
 
-        def found() -> dict[str, Any] | None:
+        def match() -> dict[str, Any] | None:
             wanted = {"ev": ev, **fields} | ({} if attempt is None else {"attempt": attempt})
             return next((e for e in self.events if wanted.items() <= e.items()), None)
 
         with self._changed:
-            if not self._changed.wait_for(found, DEADLINE_S):
+            if not self._changed.wait_for(match, DEADLINE_S):
                 pytest.fail(f"no {ev} {attempt or ''} {fields} among {self.events}; stderr: {self.errors()}")
-            return found() or {}
+            return match() or {}
 
     def has(self, ev: str, attempt: int) -> bool:
         """Whether it has come already."""
@@ -166,15 +166,15 @@ class Agent:
                 data, fds, _, _ = socket.recv_fds(self._packets, 65536, 1)
                 if not data:
                     break
-                what = json.loads(data)
+                packet = json.loads(data)
                 with self._changed:
-                    self.handed.append(what)
+                    self.handed.append(packet)
                     self._changed.notify_all()
-                threading.Thread(target=self._drain, args=(what, fds[0]), daemon=True).start()
+                threading.Thread(target=self._drain, args=(packet, fds[0]), daemon=True).start()
         self._packets.close()
 
-    def _drain(self, what: dict[str, Any], fd: int) -> None:
-        key = (what["attempt"], what["rank"], what["name"])
+    def _drain(self, packet: dict[str, Any], fd: int) -> None:
+        key = (packet["attempt"], packet["rank"], packet["name"])
         with contextlib.suppress(OSError):  # EIO: the last writer of a terminal closed it
             while chunk := os.read(fd, 65536):
                 with self._changed:

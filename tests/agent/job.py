@@ -1,4 +1,4 @@
-"""A rank that does what JOB says, without torch: `who what [attempt]` items separated by ';', `who` a rank or *, what as below.
+"""A rank that does what JOB says, without torch: `rank action [attempt]` items separated by ';', `rank` a number or *, action as below.
 
 exit=N, kill=N, sleep, deaf (ignores TERM), stop (SIGSTOP to itself), error (half-written torch error file, exit 1), print=TEXT, ready.
 Without an attempt an item holds for the first only. A rank that nothing else is said of waits for a file `go` and exits 0.
@@ -26,8 +26,8 @@ def wait_forever() -> None:
         signal.pause()
 
 
-def do(what: str) -> None:  # noqa: C901  a table of one-liners
-    name, _, value = what.partition("=")
+def do(action: str) -> None:  # noqa: C901  a table of one-liners
+    name, _, value = action.partition("=")
     if name == "exit":
         os._exit(int(value))
     elif name == "kill":
@@ -74,9 +74,9 @@ def main() -> None:
     facts |= {"tty": os.isatty(1), "pgid": os.getpgid(0) == os.getpid()}
     Path(f"facts-{ATTEMPT}-{RANK}").write_text(json.dumps(facts))
     for item in filter(None, os.environ.get("JOB", "").split(";")):
-        who, what, *attempt = item.split()
-        if who in ("*", RANK) and int(attempt[0] if attempt else 1) == ATTEMPT:
-            do(what)
+        rank, action, *attempt = item.split()
+        if rank in ("*", RANK) and int(attempt[0] if attempt else 1) == ATTEMPT:
+            do(action)
 
 
 main()

@@ -34,14 +34,14 @@ BUILT_IN = "torch.distributed"  # the C++ core: in no source
 
 def describe(rows: tuple[TorchRequirement, ...], read: Callable[[str], str]) -> dict[str, Any]:
     """Return the contract of one version: {"module:name": {"takes": [...], "uses": [...]} or None}. `read` gives a file's text."""
-    found: dict[str, Any] = {}
+    signatures: dict[str, Any] = {}
     for row in rows:
         if row.module == BUILT_IN:
             continue
         paths = FILES.get(row.module, [row.module.replace(".", "/") + ".py"])
         facts = [f for f in (_facts(read(path), row) for path in paths) if f is not None]
-        found[f"{row.module}:{row.name}"] = facts[0] if facts else None
-    return found
+        signatures[f"{row.module}:{row.name}"] = facts[0] if facts else None
+    return signatures
 
 
 def _facts(source: str, row: TorchRequirement) -> dict[str, Any] | None:

@@ -53,10 +53,10 @@ class DynamicNode:
         ops = dynamic_rounds.RoundOps.of(self.handler, dynamic_rounds.MissingNodes(listener))  # type: ignore[arg-type]  # nothing else is asked
         assert ops is not None
         self.ops = ops
-        self.found: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+        self.outcomes: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
 
     def meets(self, returning: int = 0, *, joining: int = 0, least_nodes: int = 0, behind: timedelta = timedelta()) -> None:
-        """Go to the next round, with a clock that is behind; its number of nodes is in `found`."""
+        """Go to the next round, with a clock that is behind; its number of nodes is in `outcomes`."""
         self.ops.returning, self.ops.joining, self.ops.least_nodes = returning, joining, least_nodes
         threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
 
@@ -69,9 +69,9 @@ class DynamicNode:
     def _meet(self, behind: timedelta) -> None:
         SET.behind = behind
         try:
-            self.found.put(self.handler.next_rendezvous().world_size)
+            self.outcomes.put(self.handler.next_rendezvous().world_size)
         except Exception as error:  # noqa: BLE001  for the test
-            self.found.put(error)
+            self.outcomes.put(error)
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -79,10 +79,10 @@ def test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected(stor
     nodes = [DynamicNode(store) for _ in range(3)]
     for node in nodes:
         node.meets()
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
     for node in nodes[:2]:  # the third is gone, and torch does not know it
         node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes[:2]] == [2, 2]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes[:2]] == [2, 2]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -90,14 +90,14 @@ def test_a_node_waits_for_the_end_of_a_round_longer_than_it_waits_for_others_to_
     nodes = [DynamicNode(store) for _ in range(2)]
     for node in nodes:
         node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
     late = DynamicNode(store, join_s=2.5)
     late.meets()
     with pytest.raises(queue.Empty):
-        late.found.get(timeout=4.0)
+        late.outcomes.get(timeout=4.0)
     for node in nodes:
         node.meets(returning=2, joining=1)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (*nodes, late)] == [3, 3, 3]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in (*nodes, late)] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -109,10 +109,10 @@ def test_a_node_below_the_minimum_waits_for_as_long_as_its_supervisor_lets_it_an
     first.meets(returning=2)
     assert first.missing.get(timeout=DEADLINE_S) == (1, 1.0)
     with pytest.raises(queue.Empty):
-        first.found.get(timeout=3.0)
+        first.outcomes.get(timeout=3.0)
     second = DynamicNode(store)
     second.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
     assert first.missing.get(timeout=DEADLINE_S) == (0, 1.0)
     assert second.missing.empty()
 
@@ -126,9 +126,9 @@ def test_nodes_that_are_enough_for_torch_wait_for_one_more_where_fewer_are_known
     for node in nodes[:2]:
         node.meets(returning=2, least_nodes=3)
     assert {nodes[0].missing.get(timeout=DEADLINE_S)[0], nodes[1].missing.get(timeout=DEADLINE_S)[0]} <= {1, 2}
-    assert all(node.found.empty() for node in nodes[:2]), "two were enough, and the last call is over"
+    assert all(node.outcomes.empty() for node in nodes[:2]), "two were enough, and the last call is over"
     nodes[2].meets()
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -137,7 +137,7 @@ def test_nodes_whose_clocks_differ_by_an_hour_meet(store: Store, monkeypatch: py
     nodes = [DynamicNode(store) for _ in range(3)]
     for node, hours in zip(nodes, (0, 1, -1), strict=True):
         node.meets(behind=timedelta(hours=hours))
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -149,9 +149,9 @@ def test_a_node_whose_clock_is_ahead_waits_for_those_that_may_still_come_for_as_
     first.meets()
     ahead.meets(behind=timedelta(hours=-1))
     with pytest.raises(queue.Empty):
-        ahead.found.get(timeout=4.0)
+        ahead.outcomes.get(timeout=4.0)
     late.meets(behind=timedelta(hours=1))
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -159,15 +159,15 @@ def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_
     first, second, late = nodes = [DynamicNode(store) for _ in range(3)]
     for node in (first, second):
         node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in (first, second)] == [2, 2]
     late.meets()
     wait_for(lambda: first.handler.num_nodes_waiting() == 1, "a node to wait", DEADLINE_S)
     first.meets(returning=2)
     wait_for(lambda: second.handler.num_nodes_waiting() == 0, "it to come before the second", DEADLINE_S)
     with pytest.raises(queue.Empty):
-        first.found.get(timeout=2.0)
+        first.outcomes.get(timeout=2.0)
     second.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [3, 3, 3]
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
@@ -175,12 +175,12 @@ def test_a_new_agent_returns_in_place_of_the_one_that_ended(store: Store) -> Non
     first, second = nodes = [DynamicNode(store) for _ in range(2)]
     for node in nodes:
         node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes] == [2, 2]
     new = DynamicNode(store)
     for node in (first, new):
         node.meets(returning=2)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (first, new)] == [2, 2]
-    assert second.found.empty()
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in (first, new)] == [2, 2]
+    assert second.outcomes.empty()
 
 
 @pytest.mark.slow
@@ -191,17 +191,17 @@ def test_nodes_take_part_in_groups_that_hold_whole_replicas_and_the_others_wait_
         node.ops.node_group = 2
     for node in nodes[:4]:
         node.meets()
-    assert [node.found.get(timeout=DEADLINE_S) for node in nodes[:4]] == [4, 4, 4, 4], "of 2 to 5 nodes 4 are all that fit"
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in nodes[:4]] == [4, 4, 4, 4], "of 2 to 5 nodes 4 are all that fit"
     nodes[4].meets()
     wait_for(nodes[0].has_spare, "the fifth waits", DEADLINE_S)
     for node in nodes[:3]:  # one of the four is lost, and the spare is there in its place
         node.meets(returning=3)
-    assert [node.found.get(timeout=DEADLINE_S) for node in (*nodes[:3], nodes[4])] == [4, 4, 4, 4]
+    assert [node.outcomes.get(timeout=DEADLINE_S) for node in (*nodes[:3], nodes[4])] == [4, 4, 4, 4]
     for node in (nodes[0], nodes[1], nodes[4]):  # another is lost: of three nodes one becomes a spare
         node.meets(returning=3)
     here = [nodes[0], nodes[1], nodes[4]]
-    wait_for(lambda: sum(not node.found.empty() for node in here) == 2, "two of them meet", DEADLINE_S)
-    assert [node.found.get() for node in here if not node.found.empty()] == [2, 2]
+    wait_for(lambda: sum(not node.outcomes.empty() for node in here) == 2, "two of them meet", DEADLINE_S)
+    assert [node.outcomes.get() for node in here if not node.outcomes.empty()] == [2, 2]
     wait_for(lambda: nodes[0].handler.num_nodes_waiting() == 1, "the third waits", DEADLINE_S)
 
 
@@ -211,5 +211,5 @@ def test_after_the_last_call_nodes_beyond_whole_groups_wait(store: Store) -> Non
     for node in nodes:
         node.ops.node_group = 2
         node.meets()
-    wait_for(lambda: sum(not node.found.empty() for node in nodes) == 2, "two of the three meet", DEADLINE_S)
-    assert [node.found.get() for node in nodes if not node.found.empty()] == [2, 2]
+    wait_for(lambda: sum(not node.outcomes.empty() for node in nodes) == 2, "two of the three meet", DEADLINE_S)
+    assert [node.outcomes.get() for node in nodes if not node.outcomes.empty()] == [2, 2]

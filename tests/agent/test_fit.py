@@ -36,7 +36,7 @@ def swap(row, to):
     return lambda: setattr(owner, last, raw)
 
 fits = missing()
-told = {}
+misfits = {}
 for row in ROWS:
     for how, to in (("renamed", None), ("other arguments", lambda renamed: None), ("calls nothing", lambda *a, **k: None)):
         if how == "other arguments" and not row.accepts or how == "calls nothing" and not row.calls:
@@ -47,9 +47,9 @@ for row in ROWS:
             continue
         if back is None:
             continue
-        told[f"{row.module}:{row.name} {how}"] = missing((row,))
+        misfits[f"{row.module}:{row.name} {how}"] = missing((row,))
         back()
-print(json.dumps([fits, told, missing()]))
+print(json.dumps([fits, misfits, missing()]))
 """
 
 
@@ -92,8 +92,8 @@ def bent(tmp_path: Path, *names: str) -> str:
 def test_a_torch_that_does_not_fit_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start(PYTHONPATH=bent(tmp_path, "torch.distributed.elastic.agent.server.api", "SimpleElasticAgent", "_rendezvous"))
     agent.send(Go(1))
-    told = agent.expect("unfit", 0)["missing"]
-    assert told == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
+    missing = agent.expect("unfit", 0)["missing"]
+    assert missing == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
     assert agent.wait_exit() == 79
     assert not list(tmp_path.glob("facts-*"))
 

@@ -70,12 +70,12 @@ def test_anything_else_is_a_bug_and_says_so(line: bytes) -> None:
 
 
 def test_a_broken_link_ends_the_commands_and_does_not_fail_the_sender() -> None:
-    ours, theirs = socket.socketpair()
-    link = SupervisorLink(ours)
-    theirs.sendall(b'{"do":"admit","attempt":1}\n')
+    our_end, their_end = socket.socketpair()
+    link = SupervisorLink(our_end)
+    their_end.sendall(b'{"do":"admit","attempt":1}\n')
     link.send(AgentFinished(1))
-    assert json.loads(theirs.makefile("rb").readline()) == {"ev": "finished", "attempt": 1}
-    theirs.close()
+    assert json.loads(their_end.makefile("rb").readline()) == {"ev": "finished", "attempt": 1}
+    their_end.close()
     link.send(AgentFinished(1))
     assert list(link.commands()) == [Admit(1)]
-    ours.close()
+    our_end.close()

@@ -31,9 +31,9 @@ def never() -> bool:
     return False
 
 
-def waits(store: Store, keys: list[str], what: str) -> None:
+def waits(store: Store, keys: list[str], subject: str) -> None:
     """Wait for other nodes of a static round, and report nothing."""
-    rendezvous.wait_keys(store, keys, never, what)
+    rendezvous.wait_keys(store, keys, never, subject)
 
 
 def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
@@ -103,8 +103,8 @@ class Meeting(RendezvousHandler):
 
 @pytest.mark.parametrize(("nodes", "meetings"), [(1, 1), (2, 3)])
 def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: Store, nodes: int, meetings: int) -> None:
-    theirs = Meeting(store, nodes)
-    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(cancelled=never), nodes=nodes)  # type: ignore[arg-type]  # nothing else is asked
+    torch_meeting = Meeting(store, nodes)
+    rounds = rendezvous.RoundRendezvous(torch_meeting, SimpleNamespace(cancelled=never), nodes=nodes)  # type: ignore[arg-type]  # nothing else is asked
     ports = []
     for _ in range(3):
         rounds.next_rendezvous()
@@ -113,7 +113,7 @@ def test_a_node_alone_meets_nobody_again_and_has_a_new_store_each_time(store: St
         assert client.add("key", 1) == 1, "a store of an attempt before"
         ports.append(port)
     assert len(set(ports)) == 3
-    assert theirs.met == meetings
+    assert torch_meeting.met == meetings
 
 
 def test_the_nodes_that_are_missing_in_a_static_round_are_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,29 +150,29 @@ def test_a_rendezvous_that_cannot_be_asked_ends_no_healthy_ranks_and_is_logged_o
     store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous, "DEAF_S", 0.0)
-    theirs, waiting = LostMeeting(store, 2), list[int]()
-    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=waiting.append), nodes=2)  # type: ignore[arg-type]  # as above
+    torch_meeting, waiting = LostMeeting(store, 2), list[int]()
+    rounds = rendezvous.RoundRendezvous(torch_meeting, SimpleNamespace(nodes_waiting=waiting.append), nodes=2)  # type: ignore[arg-type]  # as above
     for error in (RendezvousConnectionError("gone"), RuntimeError("Broken pipe"), ConnectionResetError(), AttributeError("a bug")):
-        theirs.error = error
+        torch_meeting.error = error
         assert rounds.num_nodes_waiting() == 0
     assert [row.message for row in caplog.records] == [
         "supervise: the rendezvous does not say whether nodes want to join: RendezvousConnectionError: gone"
     ]
-    theirs.error = None
+    torch_meeting.error = None
     assert (rounds.num_nodes_waiting(), waiting) == (0, [1])
 
 
 def test_a_lost_rendezvous_is_asked_again_only_after_a_while(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs, now = LostMeeting(store, 2), [100.0]
+    torch_meeting, now = LostMeeting(store, 2), [100.0]
     asked: list[float] = []
 
     def ask() -> int:
         asked.append(now[0])
         raise RendezvousConnectionError("gone")
 
-    monkeypatch.setattr(theirs, "num_nodes_waiting", ask)
+    monkeypatch.setattr(torch_meeting, "num_nodes_waiting", ask)
     monkeypatch.setattr(rendezvous, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    rounds = rendezvous.RoundRendezvous(theirs, SimpleNamespace(nodes_waiting=None), nodes=2)  # type: ignore[arg-type]  # as above
+    rounds = rendezvous.RoundRendezvous(torch_meeting, SimpleNamespace(nodes_waiting=None), nodes=2)  # type: ignore[arg-type]  # as above
     for _ in range(250):  # as torchrun asks, ten times a second
         assert rounds.num_nodes_waiting() == 0
         now[0] += 0.1
@@ -228,14 +228,14 @@ def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_o
 
 
 def test_the_node_that_serves_torchs_store_is_the_coordinator_and_the_others_find_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    other, found = another_client(store), queue.Queue[rendezvous.CoordinatorLocation | None]()
-    looks = threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(other, SECOND, never)))
+    other, locations = another_client(store), queue.Queue[rendezvous.CoordinatorLocation | None]()
+    looks = threading.Thread(target=lambda: locations.put(rendezvous.find_coordinator(other, SECOND, never)))
     looks.start()
     assert rendezvous.find_coordinator(store, FIRST, never) is None, "this node's supervisor is to be it"
     with pytest.raises(queue.Empty):
-        found.get(timeout=0.2)
+        locations.get(timeout=0.2)
     rendezvous.publish_coordinator(store, rendezvous.CoordinatorLocation("a", 4711, "key"))
-    assert found.get(timeout=DEADLINE_S) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key")
+    assert locations.get(timeout=DEADLINE_S) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key")
     looks.join()
     assert rendezvous.find_coordinator(store, FIRST, never) == rendezvous.CoordinatorLocation("127.0.0.1", 4711, "key"), "and stays there"
     monkeypatch.setattr(rendezvous, "served_here", lambda _store: False)  # a torch whose text of a store does not show it
@@ -256,9 +256,9 @@ def test_beside_a_store_that_no_agent_serves_node_0_of_the_first_round_is_the_co
     place = rendezvous.CoordinatorLocation("10.0.0.1", 4711, "key")
 
     def looks(store: Store, node: rendezvous.MetNode, known: rendezvous.CoordinatorLocation | None) -> queue.Queue[Any]:
-        found: queue.Queue[Any] = queue.Queue()
-        threading.Thread(target=lambda: found.put(rendezvous.find_coordinator(store, node, never, known)), daemon=True).start()
-        return found
+        locations: queue.Queue[Any] = queue.Queue()
+        threading.Thread(target=lambda: locations.put(rendezvous.find_coordinator(store, node, never, known)), daemon=True).start()
+        return locations
 
     first_round = PrefixStore("round 7", external)
     second = looks(first_round, SECOND, None)

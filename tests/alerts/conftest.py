@@ -173,7 +173,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     place = tmp_path_factory.mktemp("tls")
 
     def make(subject: str) -> Path:
-        made = place / f"{subject.replace(':', '-')}.pem"
+        file = place / f"{subject.replace(':', '-')}.pem"
         command = [
             "openssl",
             "req",
@@ -188,11 +188,11 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
             "-subj",
             "/CN=x",
         ]
-        if not made.exists():
-            out = ["-keyout", str(made), "-out", f"{made}.crt", "-addext", f"subjectAltName={subject}"]
+        if not file.exists():
+            out = ["-keyout", str(file), "-out", f"{file}.crt", "-addext", f"subjectAltName={subject}"]
             subprocess.run([*command, *out], check=True, capture_output=True)  # noqa: S603  our own words
-            made.write_text(made.read_text() + Path(f"{made}.crt").read_text())
-        return made
+            file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+        return file
 
     return make
 

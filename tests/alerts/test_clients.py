@@ -68,21 +68,21 @@ for (const body of JSON.parse(require("fs").readFileSync(0, "utf8"))) {
 @pytest.fixture
 def notifications(alert: Callable[..., OutgoingAlert]) -> list[Notification]:
     """Return one notification of each event and state, with the longest texts."""
-    made = []
+    examples = []
     for event in AlertEvent:
         lines = ("Traceback (most recent call last):", *("x" * 5000 for _ in range(50)))
-        one = replace(alert(event=event), severity=event.row.severity, node="gpu-7", confidence=0.9, lines=lines, state_dir="/x")
+        variant = replace(alert(event=event), severity=event.row.severity, node="gpu-7", confidence=0.9, lines=lines, state_dir="/x")
         if event is AlertEvent.GIVEN_UP:
-            one = replace(one, action=AlertAction.STOP)
+            variant = replace(variant, action=AlertAction.STOP)
         for state in NotificationState:
-            severity = AlertSeverity.CRITICAL if event is AlertEvent.GIVEN_UP else one.severity
-            made.append(Notification("ab" * 16, state, one, severity, failures=3, since_t=one.ts - 90))
-    return made
+            severity = AlertSeverity.CRITICAL if event is AlertEvent.GIVEN_UP else variant.severity
+            examples.append(Notification("ab" * 16, state, variant, severity, failures=3, since_t=variant.ts - 90))
+    return examples
 
 
 def bodies(kind: str, url: str, sent: list[Notification], detail: AlertDetail) -> list[Any]:
     sink = sinks.make(SinkOptions(kind, url, b"R0UTING", detail=detail))
-    return [json.loads(request.body) for one in sent for request in sink.requests(one)]
+    return [json.loads(request.body) for notification in sent for request in sink.requests(notification)]
 
 
 def checked(*words: str, given: object, **variables: str) -> None:
@@ -116,11 +116,11 @@ def test_pagerdutys_own_client_sends_what_we_send(
     sink = sinks.make(SinkOptions("pagerduty", endpoint.url, b"R0UTING", detail=detail))
     written = [request for notification in notifications for request in sink.requests(notification)]
     assert {sink.deliver(request.event_id, request.body, 20.0) for request in written} == {Delivered()}
-    ours = [json.loads(request.body) for request in endpoint.received]
+    our_bodies = [json.loads(request.body) for request in endpoint.received]
     endpoint.received.clear()
     given = [f"https://127.0.0.1:{endpoint.port}", trusted, "R0UTING", *(json.loads(request.body) for request in written)]
     checked(sys.executable, "-c", PAGERDUTY, given=given, **frameworks.variables("alerts"))
-    assert [json.loads(request.body) for request in endpoint.received] == ours
+    assert [json.loads(request.body) for request in endpoint.received] == our_bodies
 
 
 @pytest.mark.parametrize("detail", AlertDetail)

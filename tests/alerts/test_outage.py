@@ -109,9 +109,9 @@ def test_a_receiver_that_takes_30_s_gets_each_alert_and_holds_nobody_up(
     queues = [sender.add(name, ShortSink(endpoint.url, clock))[0] for name, endpoint in (("slow", slow), ("quick", quick))]
     sender.start()
     alerts = [alert(incident=number) for number in range(3)]
-    for one in alerts:
+    for new_alert in alerts:
         for queue in queues:
-            sender.enqueue(queue, single(one))
+            sender.enqueue(queue, single(new_alert))
     wait_for(lambda: len(quick.received) == len(alerts))
     assert not [fields for event, fields in log.events if event == "alert.sent" and fields["sink"] == "slow"], "nobody waited for it"
     wait_for(lambda: kept(tmp_path, "sent", "slow") == [ident(alert) for alert in alerts])

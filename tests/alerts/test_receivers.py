@@ -93,7 +93,7 @@ def test_a_try_leaves_no_thread_behind(endpoint: Endpoint, status: int, outcome:
     endpoint.script = [(status, {})]
     before = set(threading.enumerate())
     assert HttpEndpoint(endpoint.url, None).send("x", b"{}", 20.0 if status else 0.5) == outcome
-    for thread in [one for one in threading.enumerate() if one not in before and one.name == "alert-request"]:
+    for thread in [other for other in threading.enumerate() if other not in before and other.name == "alert-request"]:
         thread.join(60)
         assert not thread.is_alive()
 

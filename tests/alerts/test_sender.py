@@ -241,9 +241,9 @@ def test_enqueue_takes_under_a_millisecond_while_disk_and_endpoint_hang(
     sender = begin(endpoint.url)
     took_s = []
     for number in range(200):
-        one = alert(number)
+        new_alert = alert(number)
         before = time.perf_counter()
-        sender.enqueue(one)
+        sender.enqueue(new_alert)
         took_s.append(time.perf_counter() - before)
         time.sleep(0.001)
     try:

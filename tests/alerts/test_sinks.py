@@ -142,14 +142,14 @@ def sink(kind: str, detail: AlertDetail = AlertDetail.SUMMARY) -> sinks.AlertSin
 def notification(alert: Callable[..., OutgoingAlert]) -> Callable[..., Notification]:
     def make(event: AlertEvent = AlertEvent.OPENED, state: str = "firing", **changes: Any) -> Notification:  # noqa: ANN401  of either
         action = AlertAction.STOP if event is AlertEvent.GIVEN_UP else AlertAction.RESUMED if state == "resolved" else AlertAction.RESTART
-        one = replace(
+        variant = replace(
             alert(event=event), severity=AlertEvent(event).row.severity, action=action, node="gpu-7", confidence=0.9,
             place="train.py:112",
             sentence=f"Native code accessed invalid memory: {CANARY}",
             lines=(CANARY, *("x" * 5000 for _ in range(50))), state_dir="/home/alice/secret-project/.supervise",
         )  # fmt: skip
-        severity = changes.pop("severity", one.severity)
-        return Notification("ab" * 16, NotificationState(state), one, severity, failures=3, since_t=one.ts - 90, **changes)
+        severity = changes.pop("severity", variant.severity)
+        return Notification("ab" * 16, NotificationState(state), variant, severity, failures=3, since_t=variant.ts - 90, **changes)
 
     return make
 
@@ -163,12 +163,12 @@ def test_each_body_has_the_fields_of_the_services_own_page_and_no_other(
         for state in ("message",) if event.row.effect == "once" else ("firing", "updated", "resolved"):
             for request in sink(kind, detail).requests(notification(event, state)):
                 body = json.loads(request.body)
-                found = list(leaves(body))
-                for path, text in found:
+                rows = list(leaves(body))
+                for path, text in rows:
                     known = FIELDS[kind].get(path) or FIELDS[kind][re.sub(r"\.[^.]+$", ".*", path.removesuffix("[]"))]
                     assert re.fullmatch(known[0], text), (path, text)
                     assert len(text) <= known[1], (path, len(text))
-                names = {path for path, _ in found} | {re.sub(r"\.[^.]+$", ".*", path) for path, _ in found}
+                names = {path for path, _ in rows} | {re.sub(r"\.[^.]+$", ".*", path) for path, _ in rows}
                 assert names >= REQUIRED[kind]
                 assert len(request.body) < 28 << 10, "the least limit: a message in Teams"
                 assert re.fullmatch(r"[0-9a-f]{32}", request.event_id)
@@ -273,18 +273,18 @@ def test_alertmanager_ends_a_message_that_has_no_thread_soon_unless_it_is_critic
 def test_a_thread_that_becomes_critical_is_another_alert_there_and_the_first_one_ends(notification: Callable[..., Notification]) -> None:
     raised = notification(AlertEvent.GIVEN_UP, "updated", severity=AlertSeverity.CRITICAL, raised=True)
     (before,), (critical, ended) = (
-        json.loads(sinks.make(SinkOptions("alertmanager", "http://127.0.0.1:9093/api/v2/alerts")).requests(one)[0].body)
-        for one in (notification(), raised)
+        json.loads(sinks.make(SinkOptions("alertmanager", "http://127.0.0.1:9093/api/v2/alerts")).requests(state)[0].body)
+        for state in (notification(), raised)
     )
     assert ended["labels"] == before["labels"]
     assert critical["labels"] == before["labels"] | {"severity": "critical"}
     assert critical["endsAt"] > timestamp(raised.alert.ts) == ended["endsAt"]
     body = json.loads(sink("alertmanager").requests(raised)[0].body)
-    assert [(one["labels"]["severity"], one["status"]) for one in body["alerts"]] == [("critical", "firing"), ("warning", "resolved")]
+    assert [(entry["labels"]["severity"], entry["status"]) for entry in body["alerts"]] == [("critical", "firing"), ("warning", "resolved")]
     assert body["status"] == "firing"
     assert "severity" not in body["commonLabels"]
     assert body["commonLabels"].items() <= body["alerts"][1]["labels"].items()
-    assert len({one["fingerprint"] for one in body["alerts"]}) == 2
+    assert len({entry["fingerprint"] for entry in body["alerts"]}) == 2
 
 
 def shape(value: Any) -> Any:  # noqa: ANN401  any JSON
@@ -299,9 +299,9 @@ def test_a_receiver_of_alertmanager_gets_what_alertmanager_itself_writes(notific
     for sent, state, event in zip(RECORDED["sent"], ("firing", "resolved"), (AlertEvent.OPENED, AlertEvent.RESOLVED), strict=True):
         body = json.loads(sink("alertmanager").requests(notification(event, state, severity=AlertSeverity.WARNING))[0].body)
         assert shape(body) == shape(sent)
-        ours, theirs = body["alerts"][0], sent["alerts"][0]
-        assert (body["status"], ours["status"], ours["labels"].keys()) == (sent["status"], theirs["status"], theirs["labels"].keys())
-        assert (ours["endsAt"] == "0001-01-01T00:00:00Z") is (theirs["endsAt"] == "0001-01-01T00:00:00Z") is (state == "firing")
+        alert, original = body["alerts"][0], sent["alerts"][0]
+        assert (body["status"], alert["status"], alert["labels"].keys()) == (sent["status"], original["status"], original["labels"].keys())
+        assert (alert["endsAt"] == "0001-01-01T00:00:00Z") is (original["endsAt"] == "0001-01-01T00:00:00Z") is (state == "firing")
 
 
 @pytest.mark.parametrize(

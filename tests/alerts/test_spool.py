@@ -55,7 +55,7 @@ def test_what_was_replayed_counts_as_sent_while_the_job_goes_on_writing(tmp_path
         with pytest.raises(BlockingIOError), spool.replaying(tmp_path):
             pass
     writer.put(ALERTS, row(3))
-    assert [(one.t, one.state.value) for one in spool.kept(tmp_path)] == [(1.0, "sent"), (2.0, "refused"), (3.0, "waiting")]
+    assert [(kept_row.t, kept_row.state.value) for kept_row in spool.kept(tmp_path)] == [(1.0, "sent"), (2.0, "refused"), (3.0, "waiting")]
 
 
 def test_of_what_was_sent_and_refused_the_newest_are_kept_and_not_sent_again(  # noqa: PLR0913, PLR0917 - fixtures
@@ -124,4 +124,4 @@ def test_a_kill_between_two_rows_loses_none_that_was_confirmed(tmp_path: Path, s
         process.send_signal(signal.SIGKILL)
         rest = process.stdout.read().splitlines()
     confirmed = int(rest[-1] if rest else last)
-    assert [int(one.t) for one in spool.kept(tmp_path)][: confirmed + 1] == list(range(confirmed + 1))
+    assert [int(row.t) for row in spool.kept(tmp_path)][: confirmed + 1] == list(range(confirmed + 1))

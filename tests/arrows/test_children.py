@@ -20,7 +20,7 @@ def owned(tree: ast.Module) -> set[int]:
     """Return those of them that are handed to ownership.started: as a lambda, or as a function of that file."""
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     handed = [node.args[0] for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "ownership.started"]
-    return set().union(*(starts(functions[one.id] if isinstance(one, ast.Name) else one) for one in handed))
+    return set().union(*(starts(functions[function.id] if isinstance(function, ast.Name) else function) for function in handed))
 
 
 def test_what_the_supervisor_starts_is_known_to_the_reaper() -> None:
@@ -29,6 +29,6 @@ def test_what_the_supervisor_starts_is_known_to_the_reaper() -> None:
         for file in ROOT.rglob("*.py")
         if "subprocess" in (text := file.read_text()) and not file.relative_to(ROOT).as_posix().startswith(ELSEWHERE)
     }
-    found = {(name, line) for name, tree in trees.items() for line in starts(tree)}
-    assert len(found) >= 5
-    assert found == {(name, line) for name, tree in trees.items() for line in owned(tree)}
+    children = {(name, line) for name, tree in trees.items() for line in starts(tree)}
+    assert len(children) >= 5
+    assert children == {(name, line) for name, tree in trees.items() for line in owned(tree)}

@@ -144,8 +144,8 @@ def test_frames_are_those_of_the_users_own_code() -> None:
     trace = '  File "/job/train.py", line 1, in main\n  File "/v/lib/python3.11/site-packages/torch/x.py", line 2, in f\n'
     assert frames_of(trace) == ("train.py:main",)
     assert frames_of('  File "/v/lib/python3.11/site-packages/torch/x.py", line 2, in f\n') == ("x.py:f",)
-    ours = '  File "/src/supervisor/instrument/_supervise_shim/torchhooks.py", line 3, in wrapper\n'
-    assert frames_of(trace + ours) == ("train.py:main",)
+    our_frame = '  File "/src/supervisor/instrument/_supervise_shim/torchhooks.py", line 3, in wrapper\n'
+    assert frames_of(trace + our_frame) == ("train.py:main",)
     place = place_of(trace)
     assert place is not None
     assert (place.path, place.line, place.function) == ("/job/train.py", 1, "main")

@@ -57,11 +57,11 @@ def test_of_many_streams_a_bounded_number_of_findings_is_kept_and_none_is_pushed
 
 
 def test_who_wrote_last_of_all_failed_last(tmp_path: Path) -> None:
-    told = [(f"rank-{rank}.err", BUG.replace("num_samples", f"sample {rank}"), after_s) for rank, after_s in enumerate((30, 10, 20, 40))]
-    assert verdict(incident(tmp_path, *told)).rank == 1
+    logs = [(f"rank-{rank}.err", BUG.replace("num_samples", f"sample {rank}"), after_s) for rank, after_s in enumerate((30, 10, 20, 40))]
+    assert verdict(incident(tmp_path, *logs)).rank == 1
 
 
 def test_a_copy_whose_files_were_written_by_name_does_not_tell_who_failed_first(tmp_path: Path) -> None:
-    told = [(f"rank-{rank}.err", BUG.replace("num_samples", f"sample {rank}"), rank) for rank in range(4)]
-    assert {fact.t for fact in evidence(incident(tmp_path, *told))} == {0.0}
-    assert all(fact.t > 0 for fact in evidence(incident(tmp_path, *told[:3])) if fact.name == "exception")
+    logs = [(f"rank-{rank}.err", BUG.replace("num_samples", f"sample {rank}"), rank) for rank in range(4)]
+    assert {fact.t for fact in evidence(incident(tmp_path, *logs))} == {0.0}
+    assert all(fact.t > 0 for fact in evidence(incident(tmp_path, *logs[:3])) if fact.name == "exception")

@@ -122,8 +122,8 @@ LOGS = {
     ),
     # prose
     **{
-        said: (steps(9) + said + "\nhow do I fix it?\n" + BUG, LACKS)
-        for said in (
+        prose: (steps(9) + prose + "\nhow do I fix it?\n" + BUG, LACKS)
+        for prose in (
             "I saw: Task was killed due to the node running low on memory, why?",
             "the pod text: The node was low on resource: memory. please help",
             "reason: OOMKilled",

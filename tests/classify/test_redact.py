@@ -63,8 +63,8 @@ def test_the_flag_after_a_secret_flag_is_no_value() -> None:
 
 
 def test_two_values_can_be_told_apart_and_one_twice_is_the_same() -> None:
-    one, two, again = (redact.text(f"token={value}") for value in ("a", "b", "a"))
-    assert one == again != two
+    first, other, again = (redact.text(f"token={value}") for value in ("a", "b", "a"))
+    assert first == again != other
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -51,8 +51,8 @@ def place(tmp_path: Path) -> Path:
 
 
 def node(place: Path) -> Path:
-    (found,) = (place / ".supervise" / JOB / "nodes").iterdir()
-    return found
+    (directory,) = (place / ".supervise" / JOB / "nodes").iterdir()
+    return directory
 
 
 def test_ls_tells_what_is_known_without_reading(place: Path) -> None:

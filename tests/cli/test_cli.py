@@ -368,9 +368,9 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         options: dict[str, Any] = {"env": {"PYTHONPATH": str(ROOT)}, "pass_fds": [file.fileno()], "stderr": subprocess.DEVNULL}
         subprocess.run(command, cwd=Path(file.name).parent, timeout=120, check=True, **options)  # noqa: S603  our own code
         file.seek(0)
-        found = {row[0]: set(row[1:]) for row in map(json.loads, file)}
-    assert set(found) == {" ".join(line) for line in lines}
-    return found
+        modules = {row[0]: set(row[1:]) for row in map(json.loads, file)}
+    assert set(modules) == {" ".join(line) for line in lines}
+    return modules
 
 
 @pytest.mark.process
@@ -577,8 +577,8 @@ def test_a_package_of_the_user_s_that_is_named_as_ours_is_passed_by(tmp_path: Pa
 @pytest.mark.parametrize(("group", "text"), [("checkpoints", "latest"), ("config", "show")])
 def test_a_group_alone_is_a_mistake_that_names_its_commands(capfd: pytest.CaptureFixture[str], group: str, text: str) -> None:
     assert main.main([group]) == 64
-    what, help_ = capfd.readouterr().err.splitlines()
-    assert what == f"supervise: error: missing command: supervise {group} ..."
+    message, help_ = capfd.readouterr().err.splitlines()
+    assert message == f"supervise: error: missing command: supervise {group} ..."
     assert text in help_
     assert f"supervise {group} --help" in help_
 

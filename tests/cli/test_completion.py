@@ -137,8 +137,8 @@ def test_a_real_fish_completes(tmp_path: Path, shell_environ: dict[str, str], wo
     done = subprocess.run(  # noqa: S603  our own script
         [found_shell("fish"), "-c", script, words], cwd=tmp_path, env=shell_environ, capture_output=True, text=True, timeout=99, check=False
     )
-    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]  # with a description behind
-    assert (found, done.stderr) == (TYPED[words].split()[-1:], "")
+    candidates = [line.partition("\t")[0] for line in done.stdout.splitlines()]  # with a description behind
+    assert (candidates, done.stderr) == (TYPED[words].split()[-1:], "")
 
 
 @pytest.mark.process

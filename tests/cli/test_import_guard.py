@@ -63,13 +63,13 @@ def test_a_module_of_the_users_is_passed_by_too(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize("name", ["site-packages", "dist-packages"])
 def test_an_installed_package_before_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     path = package(tmp_path / "ours", "ours")
-    theirs = package(tmp_path / name, "theirs")
+    project = package(tmp_path / name, "theirs")
     monkeypatch.syspath_prepend(path)
-    monkeypatch.syspath_prepend(theirs)
+    monkeypatch.syspath_prepend(project)
     with pytest.raises(SuperviseError) as caught:
         pin_our_packages(path)
     assert caught.value.exit_code == ExitCode.CONFIG
-    assert str(theirs / NAMES[0] / "__init__.py") in caught.value.message
+    assert str(project / NAMES[0] / "__init__.py") in caught.value.message
 
 
 def test_where_nothing_shadows_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,8 +256,8 @@ def test_slurm_is_asked_to_drain_a_node_where_that_is_wanted_and_its_refusal_lea
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if then is not None else str(tmp_path))
     assert nodes.exclude(settings, "gpu-9.cluster", "its disk fails", drain=True) == 0
-    (told,) = capsys.readouterr().err.splitlines()
-    assert line in told
+    (warning,) = capsys.readouterr().err.splitlines()
+    assert line in warning
     assert then is None or (tmp_path / "calls").read_text() == DRAIN + "\n"
     assert [node_exclusion.node for node_exclusion in exclusions.excluded(Path(settings.job.state_dir))] == ["gpu-9.cluster"]
 

@@ -71,9 +71,9 @@ def test_a_pipe_that_is_written_to_a_byte_at_a_time_is_known_as_well() -> None:
     try:
         first, rest = TEXT.encode("utf-16-le")[:1], TEXT.encode("utf-16-le")[1:]
         os.write(into, first)
-        found = reading.blocks(out, "-")
+        blocks = reading.blocks(out, "-")
         os.write(into, rest)
         os.close(into)
-        assert b"".join(found).decode() == TEXT
+        assert b"".join(blocks).decode() == TEXT
     finally:
         os.close(out)

@@ -42,9 +42,9 @@ class Counting:
 
     def hits(self, block: bytes) -> Sequence[tuple[int, int]]:
         """Return those of a block."""
-        found = SCANNER.hits(block)
-        self.looked_at += len(found)
-        return found
+        hits = SCANNER.hits(block)
+        self.looked_at += len(hits)
+        return hits
 
 
 def test_a_flood_is_looked_at_in_part_and_its_line_numbers_hold() -> None:

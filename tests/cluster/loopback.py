@@ -201,4 +201,4 @@ def reached(cluster: Cluster, node: str) -> bool:
     with greeted(cluster.server.port, b"".join(wire.encode(protocol.AskNodes()))) as sock, sock.makefile("rb") as file:
         known = wire.to_reader(file.readline()[1:-1])
     assert isinstance(known, protocol.KnownNodes)
-    return any(one.node == node and one.reached for one in known.nodes)
+    return any(row.node == node and row.reached for row in known.nodes)

@@ -89,7 +89,7 @@ class Played:
                 self.of(node, Beat(self.t, "", stepped_s, step_s))
             self.take(protocol.CoordinatorTick(self.t))
 
-    def said(self) -> list[tuple[str, object]]:
+    def sent_messages(self) -> list[tuple[str, object]]:
         """Return what it sent to which node since the last call, without answers to beats, and clear it."""
         sent = [(node, sent.message) for sent in self.outputs if isinstance(sent, protocol.SendToNodes) for node in sent.nodes]
         self.outputs.clear()
@@ -106,7 +106,7 @@ def together(*nodes: str) -> Played:
     played = Played(since_t=0.0)
     played.join(*nodes)
     played.meet("m", *nodes)
-    played.said()
+    played.sent_messages()
     return played
 
 
@@ -115,7 +115,7 @@ def ended() -> Played:
     played = together(*ALL)
     played.post(FAILURE, "b")
     played.post(REPORT, *ALL)
-    played.said()
+    played.sent_messages()
     return played
 
 
@@ -128,11 +128,11 @@ def test_a_meeting_gets_a_number_when_all_of_it_are_there_not_less_than_any_of_t
     for index, node in enumerate("ab"):
         played.of(node, protocol.Meet("m", index, 3, 4 + index))
     assert played.state.memory.attempt is None
-    played.said()
+    played.sent_messages()
     played.of("c", protocol.Meet("m", 2, 3, 6))
     attempt = SharedAttempt(6, ALL, "a", "m")
     assert played.state.memory == CoordinatorMemory(attempt), "it is kept before it is sent"
-    assert played.said() == [(node, protocol.Began(attempt)) for node in ALL]
+    assert played.sent_messages() == [(node, protocol.Began(attempt)) for node in ALL]
 
 
 def test_a_node_that_is_gone_before_the_number_takes_part_in_no_meeting() -> None:
@@ -174,7 +174,7 @@ def test_so_they_do_where_a_node_knows_a_newer_attempt_than_the_coordinator() ->
     old, newer = EPOCH, SharedAttempt(4, ALL, "a", "lost")
     played = Played(CoordinatorMemory(old, AttemptEnd(FAILURE, "b", ""), AGAIN))
     played.join("a", "b", attempt=newer)
-    assert [message.attempt for _, message in played.said() if isinstance(message, Welcome)] == [old, old], "so each steps aside"
+    assert [message.attempt for _, message in played.sent_messages() if isinstance(message, Welcome)] == [old, old], "so each steps aside"
     played.meet("m", "a", "b", number=5)
     played.passes(59.0, "a", "b")
     assert played.state.memory.attempt == old
@@ -198,13 +198,13 @@ def test_so_they_do_where_a_node_knows_a_newer_attempt_than_the_coordinator() ->
 )
 def test_the_first_end_stands(posts: list[tuple[str, str]], kind: str, node: str) -> None:
     played = together(*ALL)
-    for what, who in posts:
+    for message, sender in posts:
         assert played.state.memory.end is None
-        played.post(what, who)
+        played.post(message, sender)
     end = played.state.memory.end
     assert end is not None
     assert (end.kind, end.node) == (kind, node)
-    assert played.said() == [(name, Ended(1, end)) for name in ALL]
+    assert played.sent_messages() == [(name, Ended(1, end)) for name in ALL]
     played.post(FAILURE, "a", "b", "c")
     assert played.state.memory.end == end
 
@@ -234,10 +234,10 @@ def test_the_reports_of_all_who_live_are_judged_and_the_first_decision_stands() 
     played.post(REPORT, "b", "a")
     (judged,) = [output for output in played.outputs if isinstance(output, JudgeReports)]
     assert judged == JudgeReports(1, (("a", "of a"), ("b", "of b")), (("c", "left: 143"),))
-    played.said()
+    played.sent_messages()
     played.decide(AGAIN)
     assert played.state.memory == CoordinatorMemory(EPOCH, AttemptEnd(FAILURE, "b", "of b"), AGAIN), "kept before it is sent"
-    assert played.said() == [("a", Decided(1, AGAIN, 2)), ("b", Decided(1, AGAIN, 2)), ("c", Decided(1, AGAIN, 0))]
+    assert played.sent_messages() == [("a", Decided(1, AGAIN, 2)), ("b", Decided(1, AGAIN, 2)), ("c", Decided(1, AGAIN, 0))]
     played.decide(OTHER)
     assert played.state.memory.decision == AGAIN
 
@@ -256,9 +256,9 @@ def test_a_report_is_awaited_for_60_s() -> None:
 def test_who_waits_to_join_learns_the_decision_too() -> None:
     played = ended()
     played.join("d")
-    played.said()
+    played.sent_messages()
     played.decide(OTHER)
-    assert ("d", Decided(1, OTHER, 0)) in played.said()
+    assert ("d", Decided(1, OTHER, 0)) in played.sent_messages()
 
 
 def test_an_attempt_without_live_members_is_void() -> None:
@@ -275,16 +275,16 @@ def test_a_node_that_comes_back_learns_what_it_missed_and_its_posts_count_once()
     played = together(*ALL)
     played.post(GATHER, *ALL, index=1)
     played.post(BEGAN, "a")
-    played.said()
+    played.sent_messages()
     played.join("c", attempt=EPOCH)
-    assert played.said() == [
+    assert played.sent_messages() == [
         ("c", Welcome("a", EPOCH, returning=3)),
         ("c", Gathered(1, 1, ("of a", "of b", "of c"))),
         ("c", Peer(1, "a", "of a")),
     ]
     played.post(GATHER, "c", index=1, text="another")
     assert played.state.posted(GATHER, 1)["c"] == "of c"
-    assert not played.said()
+    assert not played.sent_messages()
 
 
 def test_a_coordinator_that_is_started_again_goes_on_once_its_members_have_posted_again() -> None:
@@ -306,7 +306,7 @@ def test_a_decision_that_the_disk_did_not_take_is_taken_over_from_a_node_that_ac
     played.join("a", attempt=EPOCH)
     played.join("b", attempt=EPOCH, acted=AGAIN)
     assert played.state.memory.decision == AGAIN
-    assert ("a", Decided(1, AGAIN, 3)) in played.said()
+    assert ("a", Decided(1, AGAIN, 3)) in played.sent_messages()
     played.decide(OTHER)
     assert played.state.memory.decision == AGAIN
 
@@ -315,7 +315,7 @@ def test_a_coordinator_without_memory_tells_all_that_the_job_is_over_when_a_node
     played = Played()
     played.join("d")
     played.join("b", attempt=EPOCH, acted=OTHER)
-    assert ("d", Decided(1, OTHER, 0)) in played.said()
+    assert ("d", Decided(1, OTHER, 0)) in played.sent_messages()
 
 
 # losses
@@ -457,7 +457,7 @@ def test_members_that_nobody_reaches_end_their_ranks_before_they_count_as_lost()
 def test_all_nodes_look_where_one_stalls_and_the_host_gets_the_looks() -> None:
     played = together(*ALL)
     played.post(STALLED, "c", index=1)
-    assert played.said() == [(node, LookWanted(1, 1)) for node in ALL]
+    assert played.sent_messages() == [(node, LookWanted(1, 1)) for node in ALL]
     played.post(STALLED, "b", index=1)
     played.post(LOOK, "c", "a", index=1)
     played.post(LOOK, "b", index=0)
@@ -473,48 +473,48 @@ def test_who_does_not_look_within_20_s_is_named_and_the_next_round_has_its_dista
     played.passes(20.0, *ALL)
     (looks,) = [output for output in played.outputs if isinstance(output, LooksGathered)]
     assert looks == LooksGathered(1, 1, (("a", "of a"), ("c", "of c")), (("b", "no look within 20 s"),))
-    played.said()
+    played.sent_messages()
     played.post(STALLED, "c", index=2)
     played.passes(9.0, *ALL)
-    assert not played.said()
+    assert not played.sent_messages()
     played.passes(2.0, *ALL)
-    assert played.said() == [(node, LookWanted(1, 2)) for node in ALL]
+    assert played.sent_messages() == [(node, LookWanted(1, 2)) for node in ALL]
 
 
 def test_a_node_that_comes_back_in_a_round_of_looks_is_asked_again() -> None:
     played = together(*ALL)
     played.close("b")
     played.post(STALLED, "c", index=1)
-    played.said()
+    played.sent_messages()
     played.join("b", attempt=EPOCH)
-    assert ("b", LookWanted(1, 1)) in played.said()
+    assert ("b", LookWanted(1, 1)) in played.sent_messages()
 
 
 def test_no_round_of_looks_begins_once_the_attempt_has_ended() -> None:
     played = together(*ALL)
     played.post(FAILURE, "a")
-    played.said()
+    played.sent_messages()
     played.post(STALLED, "c", index=1)
-    assert not played.said()
+    assert not played.sent_messages()
 
 
 def test_the_core_may_want_another_round_and_tells_all_members_what_it_found() -> None:
     played = together(*ALL)
     played.take(protocol.LooksDue(played.t, 7))
-    assert not played.said(), "of another attempt"
+    assert not played.sent_messages(), "of another attempt"
     played.take(protocol.LooksDue(played.t, 1))
-    assert played.said() == [(node, LookWanted(1, 1)) for node in ALL]
+    assert played.sent_messages() == [(node, LookWanted(1, 1)) for node in ALL]
     played.take(protocol.LooksJudged(played.t, 7, "a hang"))
     played.take(protocol.LooksJudged(played.t, 1, "a hang"))
-    assert played.said() == [(node, protocol.Looked(1, "a hang")) for node in ALL]
+    assert played.sent_messages() == [(node, protocol.Looked(1, "a hang")) for node in ALL]
 
 
 def test_a_coordinator_that_is_started_again_asks_for_looks_that_no_member_has_given_yet() -> None:
     played = Played(CoordinatorMemory(EPOCH))
     for node in ALL:
         played.join(node, attempt=EPOCH)
-    played.said()
+    played.sent_messages()
     played.post(STALLED, "c", index=1)
-    ((_, wanted), *_) = played.said()
+    ((_, wanted), *_) = played.sent_messages()
     assert isinstance(wanted, LookWanted)
     assert wanted.look > 100

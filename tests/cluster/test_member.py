@@ -148,11 +148,11 @@ def test_what_was_decided_without_a_connection_comes_with_the_welcome() -> None:
     assert played.opens(Welcome("a", EPOCH, END, AGAIN, 1)) == [protocol.ActOn(EPOCH, AGAIN, 1)]
 
 
-@pytest.mark.parametrize("theirs", [NEXT, None, SharedAttempt(3, ("a", "c"), "a", "another")])
-def test_a_coordinator_that_has_another_attempt_shows_that_the_job_went_on_or_was_forgotten(theirs: SharedAttempt | None) -> None:
+@pytest.mark.parametrize("shared", [NEXT, None, SharedAttempt(3, ("a", "c"), "a", "another")])
+def test_a_coordinator_that_has_another_attempt_shows_that_the_job_went_on_or_was_forgotten(shared: SharedAttempt | None) -> None:
     played = trains()
     played.take(protocol.LinkClosed(played.t))
-    assert played.opens(Welcome("a", theirs)) == [protocol.StepAside(EPOCH)]
+    assert played.opens(Welcome("a", shared)) == [protocol.StepAside(EPOCH)]
     assert played.state.memory.aside
     assert not played.hears(Decided(3, AGAIN, 2)), "it takes no part any more"
 

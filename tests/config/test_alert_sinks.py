@@ -51,9 +51,9 @@ runs = true
     shown = loading.settings_shown(settings)
     assert "alerts.sink[1].name" in shown
     assert TOKEN not in str(shown) + repr(settings)
-    made = alerting.configured(settings, {})
-    assert [one.name for one in made] == ["slack", "ops-2"]
-    assert [one.name for one in made] == ["slack", "ops-2"]
+    sinks = alerting.configured(settings, {})
+    assert [sink.name for sink in sinks] == ["slack", "ops-2"]
+    assert [sink.name for sink in sinks] == ["slack", "ops-2"]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_address_and_key_come_from_files_and_from_systemd(load: Callable[..., Se
     with pytest.raises(SuperviseError, match=re.escape(f"cannot read the key of the alert sink pagerduty: {tmp_path}/key: No such file")):
         alerting.configured(settings, environ)
     (tmp_path / "key").write_text("k" * 32)
-    assert [one.sink.host for one in alerting.configured(settings, environ)] == ["hooks.slack.com", "events.pagerduty.com"]
+    assert [entry.sink.host for entry in alerting.configured(settings, environ)] == ["hooks.slack.com", "events.pagerduty.com"]
     assert secret_files.sink_key(pager, environ) == "k" * 32
 
 

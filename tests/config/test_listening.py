@@ -22,8 +22,8 @@ from supervisor.errors import SuperviseError
     ],
 )
 def test_an_address_is_read(text: str, host: str, port: int, is_loopback: bool) -> None:  # noqa: FBT001
-    found = listen_address(text, "ui.listen")
-    assert (found.host, found.port, found.is_loopback) == (host, port, is_loopback)
+    address = listen_address(text, "ui.listen")
+    assert (address.host, address.port, address.is_loopback) == (host, port, is_loopback)
 
 
 def test_a_name_of_this_machine_is_an_address() -> None:

@@ -261,6 +261,6 @@ def test_the_plan_shows_both(write: Callable[..., Path], capsys: pytest.CaptureF
     assert main.main(["plan", "--json", "--cause", "cuda_oom", *COMMAND]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["recover"][0]["set"] == {"batch_size": "8", "activation_checkpointing": "on", "env:MODE": "careful"}
-    assert [(one["id"], one["cause"], one["problem"]) for one in data["signatures"]][:1] == [("our.solver", "data_error", "")]
-    assert [(one["id"], "limit its repeats" in one["problem"]) for one in data["signatures"]][1:] == [("our.slow", True)]
+    assert [(row["id"], row["cause"], row["problem"]) for row in data["signatures"]][:1] == [("our.solver", "data_error", "")]
+    assert [(row["id"], "limit its repeats" in row["problem"]) for row in data["signatures"]][1:] == [("our.slow", True)]
     assert data["sequence"][0]["reason"] == "your row [recover.cuda_oom] sets batch_size=8, activation_checkpointing=on, MODE=careful"

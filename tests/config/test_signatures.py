@@ -30,8 +30,8 @@ def test_what_was_found_trustworthy_is_what_is_used(tmp_path: Path, monkeypatch:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
 
-    def swapped(file: Path, what: str) -> str | None:
-        text = read_trusted(file, what)
+    def swapped(file: Path, subject: str) -> str | None:
+        text = read_trusted(file, subject)
         file.write_text(GOOD.replace("cuda_oom.x", "cuda_oom.slipped_in"))
         return text
 

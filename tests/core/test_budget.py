@@ -51,12 +51,12 @@ def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: 
 
 @pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 4)])
 def test_what_is_left_is_the_number_of_restarts_that_follow(cause: Cause, charged: bool, restarts: int) -> None:  # noqa: FBT001 -- a row
-    found = [
+    budgets = [
         balance((failure(cause, charged=charged),) * n, cause, T, Policy(recurring_stop=5, restart=Restart(intensity=3)))
         for n in range(restarts + 1)
     ]
-    assert [one.left for one in found[:-1]] == list(reversed(range(restarts)))
-    assert [bool(one.refusal) for one in found] == [False] * restarts + [True]
+    assert [budget.left for budget in budgets[:-1]] == list(reversed(range(restarts)))
+    assert [bool(budget.refusal) for budget in budgets] == [False] * restarts + [True]
 
 
 def test_the_first_restart_is_immediate_and_later_ones_spread_under_a_doubling_ceiling() -> None:

@@ -332,7 +332,7 @@ def test_a_process_that_does_not_leave_is_only_reported_unless_the_user_asks_for
         assert [type(action).__name__ for action in actions] == ["KeepLook", "Alert"]
         assert then in next(action.text for action in actions if isinstance(action, Alert))
         assert state.stage is Stage.RUNNING
-        assert not any(isinstance(one, Alert) for one in decide(state, event)[1]), "once"
+        assert not any(isinstance(later, Alert) for later in decide(state, event)[1]), "once"
 
 
 def declared(on_hang: str, *verified: CheckpointRef) -> JobState:
@@ -402,7 +402,7 @@ AT_200 = {"step": 200, "total": 200}
 
 
 @pytest.mark.parametrize(
-    ("end", "code", "what"),
+    ("end", "code", "ending"),
     [
         ({"signal": 6}, 134, "was killed by SIGABRT in its teardown: terminate called after throwing an instance of 'c10::Error'"),
         ({"signal": 11}, 139, "was killed by SIGSEGV in its teardown: terminate called"),
@@ -411,7 +411,7 @@ AT_200 = {"step": 200, "total": 200}
     ],
     ids=["abort", "crash", "destroy_process_group", "a code"],
 )
-def test_who_dies_after_the_declared_end_is_named_and_nothing_is_trained_again(end: dict[str, object], code: int, what: str) -> None:
+def test_who_dies_after_the_declared_end_is_named_and_nothing_is_trained_again(end: dict[str, object], code: int, ending: str) -> None:
     claim = Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.9, transient=True)
     text = Evidence(
         "log", "unknown_native_abort.terminate", "terminate called after throwing an instance of 'c10::Error'", 1, 10.5, claim=claim
@@ -419,7 +419,7 @@ def test_who_dies_after_the_declared_end_is_named_and_nothing_is_trained_again(e
     facts = (*rank(1, **AT_200, **end), *((text,) if "signal" in end else ()))  # type: ignore[arg-type]  # a table
     answer = decision(failed(rank(0, **AT_200), facts))
     assert (answer.verdict.cause, answer.verdict.rank) == (Cause.EXIT_ABORT, 1)
-    assert answer.verdict.summary.startswith(f"after the last step: rank 1 {what}")
+    assert answer.verdict.summary.startswith(f"after the last step: rank 1 {ending}")
     assert (answer.plan.kind, answer.plan.exit_code) == (PlanKind.STOP, code)
     assert "the training had ended at step 200, checkpoint verified" in answer.plan.reason
 

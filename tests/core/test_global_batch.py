@@ -68,7 +68,7 @@ class Node:
         return [action for action in self.done if isinstance(action, kind)]
 
     @property
-    def said(self) -> list[tuple[str, str]]:
+    def messages(self) -> list[tuple[str, str]]:
         """Return what people were shown since then."""
         return [(action.level, action.text) for action in self.of(act.PrintMessage)]
 
@@ -80,18 +80,18 @@ def smaller(micro: tuple[str, str], accum: tuple[str, str]) -> tuple[Change, Cha
 def test_with_fewer_nodes_the_accumulation_holds_the_global_batch_and_with_all_of_them_the_command_does() -> None:
     node = Node(HOLD)
     assert node.begins(6) == {}
-    assert not node.said
+    assert not node.messages
     node.fails()
     assert node.begins(4) == {"batch_size": "6", "grad_accum": "2"}
     held = "the global batch stays: 6 × 8 × 1 = 48, now 4 × 6 × 2 = 48 (--batch 8 → 6; --accum 1 → 2)"  # noqa: RUF001 (the sign)
-    assert node.said == [("info", held)]
+    assert node.messages == [("info", held)]
     assert node.of(act.Alert) == [act.Alert("batch_changed", 2, held)]
     node.fails()
     assert node.begins(4) == {"batch_size": "6", "grad_accum": "2"}
-    assert not node.said, "reported once"
+    assert not node.messages, "reported once"
     node.fails()
     assert node.begins(6) == {}
-    assert node.said == [("info", "6 ranks again, with the global batch and the values that they had: 6 × 8 × 1 = 48")]  # noqa: RUF001
+    assert node.messages == [("info", "6 ranks again, with the global batch and the values that they had: 6 × 8 × 1 = 48")]  # noqa: RUF001
 
 
 def test_more_nodes_than_the_run_began_with_get_a_smaller_micro_batch_and_never_a_greater_one() -> None:
@@ -114,7 +114,7 @@ def test_a_micro_batch_that_ran_out_of_memory_stays_small_with_any_number_of_ran
     assert node.begins(2) == {"batch_size": "4", "grad_accum": "3"}
     node.fails()
     assert node.begins(3) == {"batch_size": "4", "grad_accum": "2"}
-    assert "2 × 4 × 3 = 24, now 3 × 4 × 2 = 24" in node.said[0][1]  # noqa: RUF001
+    assert "2 × 4 × 3 = 24, now 3 × 4 × 2 = 24" in node.messages[0][1]  # noqa: RUF001
 
 
 def test_out_of_memory_is_answered_by_what_the_attempt_ran_with_and_not_by_the_command() -> None:
@@ -143,12 +143,12 @@ def test_unequal_gpus_share_the_same_global_batch_with_any_number_of_ranks_and_m
     node.fails()
     assert node.begins(3) == {}
     shares = [f"64, shared by {ranks} ranks, 8 at once on the least memory" for ranks in (4, 3)]
-    assert node.said == [("info", f"the global batch stays: {shares[0]}, now {shares[1]}")]
+    assert node.messages == [("info", f"the global batch stays: {shares[0]}, now {shares[1]}")]
     node.fails(Change("batch_size", "8", "4", "--batch"))
     assert node.begins(3) == {"batch_size": "4"}
     node.fails()
     assert node.begins(4) == {"batch_size": "4"}
-    assert [how for how, _ in node.said] == ["info"]
+    assert [how for how, _ in node.messages] == ["info"]
 
 
 def test_a_plan_that_leaves_a_rank_out_leaves_the_batch_to_the_meeting() -> None:
@@ -181,19 +181,19 @@ UNEVEN = (
 def test_what_cannot_be_held_is_reported_once_and_the_job_goes_on(policy: Policy, text: str, values: dict[str, str]) -> None:
     node = Node(policy)
     node.begins(3)
-    assert not node.said
+    assert not node.messages
     node.fails()
     assert node.begins(5) == values
-    ((level, line),) = node.said
+    ((level, line),) = node.messages
     assert level == "warning"
     assert text in line
     assert line.startswith("the global batch is not held, 3 → 5 ranks: ")
     node.fails()
     node.begins(5)
-    assert not node.said
+    assert not node.messages
     node.fails()
     assert node.begins(3) == {}
-    assert node.said[0][1].startswith("3 ranks again, with the global batch")
+    assert node.messages[0][1].startswith("3 ranks again, with the global batch")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_a_batch_that_the_program_divides_or_that_is_let_go_is_not_touched(polic
     node.begins(3)
     node.fails()
     assert node.begins(2) == {}
-    assert not [line for line in node.said if line[0] == "warning"]
+    assert not [line for line in node.messages if line[0] == "warning"]
 
 
 def test_where_the_global_batch_is_required_no_rank_starts_without_it_and_all_nodes_stop_with_75() -> None:

@@ -21,11 +21,11 @@ ON_THE_BUS = Finding("gpu_count", "pci:0000:14:00.0", "failed", "on the bus, and
 
 
 @pytest.mark.parametrize(
-    ("found", "there"), [((LOST,), 4), ((LOST, RESET), 4), ((LOST, ON_THE_BUS), 5)], ids=["one", "one for two reasons", "two"]
+    ("results", "there"), [((LOST,), 4), ((LOST, RESET), 4), ((LOST, ON_THE_BUS), 5)], ids=["one", "one for two reasons", "two"]
 )
-def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(found: tuple[Finding, ...], there: int) -> None:
+def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(results: tuple[Finding, ...], there: int) -> None:
     policy = Policy(launcher=Launcher.ELASTIC, health=True, gpus=Gpus(minimum=1), restart=Restart(batch_drift=True))
-    judged = findings.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=found)), 0.0)
+    judged = findings.judged(JobState(gpus=THREE, run=Run(policy=policy, findings=results)), 0.0)
     assert judged.stop is None
     assert any(f"3 of {there} ranks" in action.text for action in judged.actions if isinstance(action, PrintMessage))
 
@@ -145,8 +145,8 @@ def test_the_card_names_each_node_that_failed_the_node_check_as_excluded_only_wh
 ) -> None:
     state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=3)))
     state, _ = decide(state, events.NodesGathered(1.0, 1, 0, 3, 1, ("a/1", "b/1", "c/1"), 3))
-    found = tuple((number, f"rank {number} fails") for number in range(1, 1 + len(unfit)))
-    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=found, not_excluded=not_excluded))
+    failures = tuple((number, f"rank {number} fails") for number in range(1, 1 + len(unfit)))
+    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=failures, not_excluded=not_excluded))
     wanted = state.attempt.stop_wanted
     assert wanted is not None
     assert (wanted.plan.reason, wanted.plan.next_ladder_step) == (reason, hint)
@@ -156,8 +156,8 @@ def test_the_card_of_many_nodes_that_failed_the_node_check_is_short() -> None:
     members = tuple(f"n{number}/1" for number in range(40))
     state, _ = decide(initial(), events.SupervisorStarted(0.0, "run", Policy(nodes=40)))
     state, _ = decide(state, events.NodesGathered(1.0, 1, 0, 40, 1, members, 40))
-    found = tuple((number, "it fails " * 40) for number in range(30))
-    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=found))
+    failures = tuple((number, "it fails " * 40) for number in range(30))
+    state, _ = decide(state, events.CheckpointSelected(9.0, 1, None, 0, agreement=1, unfit=failures))
     wanted = state.attempt.stop_wanted
     assert wanted is not None
     assert len(wanted.plan.reason) <= 600

@@ -26,7 +26,7 @@ def rolled_back_to_60(*older: int) -> JobState:
 
 
 def known(state: JobState) -> list[int | None]:
-    return [found.step for found in state.run.verified]
+    return [checkpoint.step for checkpoint in state.run.verified]
 
 
 @pytest.mark.parametrize("reported", REPORTED.values(), ids=REPORTED)

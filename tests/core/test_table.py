@@ -14,7 +14,7 @@ from supervisor.core.actions import DURABLE, BeginAttempt, GatherNodes, Quaranti
 from supervisor.core.event import JobEvent
 from supervisor.core.machine import EVENTS, TIMERS
 
-MODULES = [importlib.import_module(found.name) for found in pkgutil.walk_packages(core.__path__, f"{core.__name__}.")]
+MODULES = [importlib.import_module(info.name) for info in pkgutil.walk_packages(core.__path__, f"{core.__name__}.")]
 #: Every function of the core that answers something, with the module in which it stands.
 HANDLERS = [
     (name, module.__name__)

@@ -60,7 +60,7 @@ def walked() -> set[Step]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(driver, "decide", taken)
         for name, cause in driver.PLAYED:
-            driver.told(name, cause)
+            driver.play_story(name, cause)
     palette = {}
     for scenario in SCENARIOS.values():
         state = initial()

@@ -49,9 +49,9 @@ def write_labels(new: dict[str, Run], known: dict[str, Case]) -> None:
     ends |= {name: {"exit": outcome.status, "cut": outcome.cut} for name, outcome in new.items()}
     blocks = []
     for case in (case for case in known.values() if case.id in ends):
-        said = {key: value for key, value in asdict(case).items() if key in {"id", "label", "alt", "secondary", "near_miss_of"} and value}
+        fields = {key: value for key, value in asdict(case).items() if key in {"id", "label", "alt", "secondary", "near_miss_of"} and value}
         # JSON's strings, numbers, booleans and lists of strings are TOML's too
-        blocks.append("[[log]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in (said | ends[case.id]).items()))
+        blocks.append("[[log]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in (fields | ends[case.id]).items()))
     LABELS.write_text("\n".join([HEADER, *blocks]))
 
 

@@ -134,10 +134,10 @@ def run(case: Case) -> Run:
 
 def _environment(home: Path) -> dict[str, str]:
     """Environment of a case: nothing of the caller's but PATH, and two ports that are free now."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
+    with socket.socket() as first, socket.socket() as other:
+        first.bind(("127.0.0.1", 0))
         other.bind(("127.0.0.1", 0))
-        ports = {"PORT": str(one.getsockname()[1]), "PORT2": str(other.getsockname()[1])}
+        ports = {"PORT": str(first.getsockname()[1]), "PORT2": str(other.getsockname()[1])}
     path = f"{sys.prefix}/bin:{os.environ['PATH']}"
     return {"PATH": path, "HOME": str(home), "USER": "user", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", **ports}
 
@@ -152,14 +152,14 @@ def neutral(text: str, *, home: Path, cgroup: Path | None) -> str:
     ]
     if cgroup:
         names.insert(0, ("/" + str(cgroup.parent).split("/memory/", 1)[-1].removeprefix("/sys/fs/cgroup/"), "/job"))
-    for ours, theirs in names:
-        text = text.replace(ours, theirs)
+    for our_word, neutral_word in names:
+        text = text.replace(our_word, neutral_word)
     text = text.replace(os.uname().release, "6.18.0-amd64")
     host = socket.gethostname()
     words = {host: "node-1", socket.getfqdn(): "node-1", **dict.fromkeys(_addresses(host), "10.0.0.11")}
-    for ours, theirs in words.items():
-        if ours not in {"localhost", "127.0.0.1", "::1"}:
-            text = re.sub(rf"(?<![\w./-]){re.escape(ours)}(?![\w/-]|\.\w)", theirs, text)
+    for our_word, neutral_word in words.items():
+        if our_word not in {"localhost", "127.0.0.1", "::1"}:
+            text = re.sub(rf"(?<![\w./-]){re.escape(our_word)}(?![\w/-]|\.\w)", neutral_word, text)
     return text
 
 

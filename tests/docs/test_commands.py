@@ -103,19 +103,19 @@ def typed(command: str, place: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Give a directory for each command that starts a training: with its script, and all else that the README takes for granted."""
-    found = {command: tmp_path_factory.mktemp("typed") for command in (WITH_CHECKPOINTS, WITHOUT, PLAIN)}
-    for place in found.values():
+    folders = {command: tmp_path_factory.mktemp("typed") for command in (WITH_CHECKPOINTS, WITHOUT, PLAIN)}
+    for place in folders.values():
         (place / "train.py").write_text(TRAIN)
-    (found[WITH_CHECKPOINTS] / "ckpt").mkdir()
-    torch.save({"step": 7}, found[WITH_CHECKPOINTS] / "ckpt" / "step-00000007.pt")
-    accelerate = found[PLAIN] / "bin" / "accelerate"
+    (folders[WITH_CHECKPOINTS] / "ckpt").mkdir()
+    torch.save({"step": 7}, folders[WITH_CHECKPOINTS] / "ckpt" / "step-00000007.pt")
+    accelerate = folders[PLAIN] / "bin" / "accelerate"
     accelerate.parent.mkdir()
     accelerate.write_text(f'#!/bin/sh\ntest "$1" = launch && shift && exec {sys.executable} "$@"\n')
     accelerate.chmod(0o755)
-    (found[WITHOUT] / "once").touch()
+    (folders[WITHOUT] / "once").touch()
     (toml,) = re.findall(r"^```toml\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
-    (found[PLAIN] / "supervise.toml").write_text(toml.split("[[alerts")[0])
-    return found
+    (folders[PLAIN] / "supervise.toml").write_text(toml.split("[[alerts")[0])
+    return folders
 
 
 @pytest.fixture(scope="module")

@@ -174,9 +174,9 @@ def entries(source: type | FunctionType) -> set[str]:
 
 
 def test_every_field_of_which_a_table_is_made_says_what_it_is() -> None:
-    tables = [made for tables in reference().TABLES.values() for made in tables.values()]
-    listed = [made for made in tables if isinstance(made, partial) and made.func is reference().field_table]
-    sources = {source for made in listed for source in (*made.args[1:], *made.keywords.values())} | {*KINDS.values()}
+    tables = [table for tables in reference().TABLES.values() for table in tables.values()]
+    listed = [table for table in tables if isinstance(table, partial) and table.func is reference().field_table]
+    sources = {source for table in listed for source in (*table.args[1:], *table.keywords.values())} | {*KINDS.values()}
     assert len(sources) > 40
     untold = {source.__name__: entries(source) - {*reference().fields.described(source)} for source in sources}
     assert {name: fields for name, fields in untold.items() if fields - {"figures"}} == {}  # its own fields stand in its place
@@ -201,7 +201,7 @@ COMMANDS = dict(commands(root, "supervise"))
 
 
 def test_no_command_is_documented_that_is_not_there() -> None:
-    documented = [found[0] for word in first_words("commands.md") if (found := re.match(r"supervise( [a-z]+(-[a-z]+)*)+", word))]
+    documented = [match[0] for word in first_words("commands.md") if (match := re.match(r"supervise( [a-z]+(-[a-z]+)*)+", word))]
     assert sorted(documented) == sorted(COMMANDS)
 
 
@@ -274,12 +274,12 @@ def texts(constant: object) -> Iterator[str]:
 
 def test_a_message_that_troubleshooting_quotes_is_one_of_ours() -> None:
     sources = [path for package in ("supervisor", "checkpointing", "health") for path in (ROOT / package).rglob("*.py")]
-    ours = [text for path in sources for text in texts(SourceFileLoader(path.stem, str(path)).get_code(path.stem))]
+    our_texts = [text for path in sources for text in texts(SourceFileLoader(path.stem, str(path)).get_code(path.stem))]
     rows = [row[0] for row in table("troubleshooting.md") if len(row) == 3]
     quoted = [words for row in rows for words in re.findall(r"(`+)\s?(.+?)\s?\1", row)]
     assert len(rows) > 20
     parts = [part.strip() for _, message in quoted for part in message.split("…")]
-    assert [part for part in parts if not any(part in text for text in ours)] == []
+    assert [part for part in parts if not any(part in text for text in our_texts)] == []
 
 
 def test_nobody_is_told_to_install_a_release_that_does_not_exist() -> None:

@@ -33,9 +33,9 @@ pytestmark = pytest.mark.process
 
 def scene(word: str) -> str:
     """Return what the page shows where its text has this word."""
-    (found,) = [text for text in re.findall(r"^```(?:text|json)\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL) if word in text]
-    assert isinstance(found, str)
-    return found
+    (block,) = [text for text in re.findall(r"^```(?:text|json)\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL) if word in text]
+    assert isinstance(block, str)
+    return block
 
 
 @pytest.fixture

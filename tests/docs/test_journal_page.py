@@ -35,4 +35,4 @@ def test_the_examples_for_jq_show_the_decisions_and_the_pace(tmp_path: Path, mon
     steps = [int(line.split("\t")[1]) for line in pace]
     assert saved is not None
     assert saved.step is not None
-    assert (steps[:3], steps[-3:]) == ([1, 139, 277], [saved.step + made for made in (1, 139, 277)])
+    assert (steps[:3], steps[-3:]) == ([1, 139, 277], [saved.step + number for number in (1, 139, 277)])

@@ -25,4 +25,4 @@ def test_the_site_is_built_without_a_warning_and_needs_nothing_from_elsewhere(tm
     pages = {path.relative_to(tmp_path / "site"): path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.html")}
     sources = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     assert sources <= pages.keys()
-    assert {str(page): found for page, text in pages.items() if (found := FETCHED.findall(text))} == {}
+    assert {str(page): addresses for page, text in pages.items() if (addresses := FETCHED.findall(text))} == {}

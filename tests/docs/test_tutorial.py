@@ -67,25 +67,25 @@ class Reader:
 
     def next(self, begins: str, **values: str) -> Typed:
         """Return the next command, which begins so, with a value in the place of each name."""
-        one = self._left.pop(0)
-        command = one.command
+        example = self._left.pop(0)
+        command = example.command
         assert command.startswith(begins), f"the page says: {command}"
         for name, value in values.items():
             assert name in command
             command = command.replace(name, value)
-        return Typed(command, one.shown)
+        return Typed(command, example.shown)
 
     def type(self, begins: str, terminal: Terminal | None = None, **values: str) -> str:
         """Type the next command, which begins so; what the page shows of it is what it printed."""
-        one = self.next(begins, **values)
-        printed = (terminal or self.first).type(one.command)
-        assert_shown(one.shown, printed)
+        example = self.next(begins, **values)
+        printed = (terminal or self.first).type(example.command)
+        assert_shown(example.shown, printed)
         return printed
 
     def start(self, begins: str, step_ms: int) -> tuple[Started, Typed]:
         """Type the next command, which begins so and trains, at this pace, and continue while it runs."""
-        one = self.next(begins, **{"--step-ms=500": f"--step-ms={step_ms}"})
-        return self.first.start(one.command), one
+        example = self.next(begins, **{"--step-ms=500": f"--step-ms={step_ms}"})
+        return self.first.start(example.command), example
 
     def finished(self) -> bool:
         """Return whether every command of the page was typed."""
@@ -260,7 +260,7 @@ def second_chapter(reader: Reader) -> None:
 
 def undisturbed(terminal: Terminal) -> str:
     """Return the digest of the model that plain torchrun trains without a pause or a failure, as the first chapter does."""
-    (command,) = [one.command for one in typed_on("1-a-rank-dies.md") if one.command.startswith("torchrun ")]
+    (command,) = [example.command for example in typed_on("1-a-rank-dies.md") if example.command.startswith("torchrun ")]
     (digest,) = DIGEST.findall(terminal.type(command))
     assert isinstance(digest, str)
     return digest

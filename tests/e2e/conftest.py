@@ -70,14 +70,14 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 def processes_with(mark: str) -> dict[int, str]:
     """Return pid → command line of every process, zombies apart, that has `mark` in its environment."""
-    found = {}
+    command_lines = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         with contextlib.suppress(OSError):
             if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return found
+                command_lines[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return command_lines
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Supervised:
         self.journal_is_damaged = False
         self.mark = uuid.uuid4().hex
         self.environment = clean_environment(**environment, **{MARK: self.mark})
-        ours = [] if around.without_us else ["supervise", "--job", self.job, "--state-dir", str(self.state), *options, "--"]
-        words = [*around.prefix, *ours, *map(str, command)]
+        supervise_words = [] if around.without_us else ["supervise", "--job", self.job, "--state-dir", str(self.state), *options, "--"]
+        words = [*around.prefix, *supervise_words, *map(str, command)]
         self._out, self._err = place / "stdout", place / "stderr"
         terminal = around.terminal
         with self._out.open("wb") as out, self._err.open("wb") as err:
@@ -218,10 +218,10 @@ class Supervised:
     def wait_for_step(self, step: int, deadline_s: float = 60.0) -> None:
         """Await that rank 0 made `step`, of a job started with --progress=progress: all that it saves before is saved then."""
 
-        def made() -> bool:
+        def stepped() -> bool:
             return any(rank == 0 and reached >= step for rank, reached in self.progress())
 
-        wait_for(made, f"step {step}", deadline_s, alive=self.alive)
+        wait_for(stepped, f"step {step}", deadline_s, alive=self.alive)
 
     def signal(self, signum: int) -> None:
         """Send a signal to `supervise` alone."""
@@ -276,7 +276,7 @@ class Supervised:
         for path in [] if self.journal_is_damaged else sorted(self.state.glob("*/nodes/*/journal.jsonl")):
             # whoever is killed in the middle of a write leaves a torn record, which loses nothing that was decided upon
             torn_is_fine = self.process.returncode == -signal.SIGKILL
-            folded += check_fold(found for found in scan(path) if not (torn_is_fine and isinstance(found, Damage) and found.torn))
+            folded += check_fold(entry for entry in scan(path) if not (torn_is_fine and isinstance(entry, Damage) and entry.torn))
         return folded
 
     def check_ledgers(self) -> None:
@@ -347,11 +347,11 @@ def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     try:
-        found = Network(getattr(request, "param", 3))
+        lan = Network(getattr(request, "param", 3))
     except subprocess.CalledProcessError as error:
         pytest.skip(f"no network namespace can be made here: {error.stderr[-200:]}")
-    yield found
-    found.close()
+    yield lan
+    lan.close()
 
 
 @dataclass(frozen=True)

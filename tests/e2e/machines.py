@@ -79,14 +79,14 @@ class Machines:
     def reached(self, step: int) -> None:
         """Await that rank 0 made a step."""
 
-        def made() -> bool:
+        def stepped() -> bool:
             with contextlib.suppress(FileNotFoundError):
                 return any(
                     int(row.split()[1]) >= step for row in (self.place / "progress").read_text().splitlines() if row.startswith("0 ")
                 )
             return False
 
-        wait_for(made, f"step {step}", 200)
+        wait_for(stepped, f"step {step}", 200)
 
     def lose(self, node: int) -> None:
         """Let a machine lose its power, and have its address answer again: all of its processes are gone."""
@@ -130,25 +130,25 @@ def _kill_at_once(pid: int) -> None:
 
 def events_of(run: Supervised) -> list[EventTaken]:
     """Return the events in the journals of a node, in their order."""
-    found = []
+    events = []
     for path in sorted(run.state.glob("*/nodes/*/journal.jsonl*")):
-        found += [one.body for one in scan(path) if isinstance(one, Record) and isinstance(one.body, EventTaken)]
-    return found
+        events += [record.body for record in scan(path) if isinstance(record, Record) and isinstance(record.body, EventTaken)]
+    return events
 
 
 def saw(run: Supervised, event: str) -> bool:
     """Return whether an event is in the journals of a node."""
-    return any(one.event == event for one in events_of(run))
+    return any(row.event == event for row in events_of(run))
 
 
 def decisions_of(run: Supervised) -> dict[int, set[str]]:
     """Return the decisions that a node acted on, by the number of the epoch."""
-    found: dict[int, set[str]] = {}
+    decisions: dict[int, set[str]] = {}
     for event in events_of(run):
         data = event.data
         if event.event == "DecisionMade" and not data.get("elsewhere"):
-            found.setdefault(data["attempt"], set()).add(json.dumps([data["kind"], data.get("decision")], sort_keys=True))
-    return found
+            decisions.setdefault(data["attempt"], set()).add(json.dumps([data["kind"], data.get("decision")], sort_keys=True))
+    return decisions
 
 
 def checkpoints_of(run: Supervised) -> dict[int, set[Any]]:
@@ -156,12 +156,12 @@ def checkpoints_of(run: Supervised) -> dict[int, set[Any]]:
 
     Directories of the nodes' own count as one.
     """
-    found: dict[int, set[Any]] = {}
+    checkpoints: dict[int, set[Any]] = {}
     for event in events_of(run):
         if event.event == "CheckpointSelected":
             chosen = event.data["chosen"]
-            found.setdefault(event.data["attempt"], set()).add(chosen and (_SHARED.sub("/", chosen["path"]), chosen["step"]))
-    return found
+            checkpoints.setdefault(event.data["attempt"], set()).add(chosen and (_SHARED.sub("/", chosen["path"]), chosen["step"]))
+    return checkpoints
 
 
 def assert_one_job(runs: Sequence[Supervised], *, last: str = "success") -> None:

@@ -208,12 +208,12 @@ def test_no_secret_of_config_environment_address_or_log_is_in_an_alert_or_in_a_f
         run.ask("status", "-v"),
         run.ask_again("--config", str(config), "config", "show"),
     ]
-    assert [one.returncode for one in asked] == [0] * len(asked), [one.stderr for one in asked]
+    assert [answer.returncode for answer in asked] == [0] * len(asked), [answer.stderr for answer in asked]
     files = [path for path in run.state.rglob("*") if path.is_file()]
     ranks_own = [path for path in files if "attempts" in path.parts]
     printed = {line for path in ranks_own for line in path.read_text(errors="replace").splitlines()}
     shown = {"a file": [path.read_bytes() for path in files if path not in ranks_own]}
-    shown["a command"] = [(one.stdout + one.stderr).encode() for one in asked]
+    shown["a command"] = [(answer.stdout + answer.stderr).encode() for answer in asked]
     shown["stderr"] = [line.encode() for line in run.stderr.splitlines() if line not in printed]
     shown["an alert"] = [json.dumps(body | {"routing_key": ""}).encode() for _, body in room.got]
     shown["the program"] = [(tmp_path / name).read_bytes() for name in ("paged", "environ")]

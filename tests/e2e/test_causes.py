@@ -42,11 +42,11 @@ def command(how: str, ranks: int = 2) -> list[str]:
 
 def records(run: Supervised) -> list[dict[str, Any]]:
     """Return the journal's events, each with what was decided on it."""
-    found = []
+    rows = []
     for path in run.state.glob("*/nodes/*/journal.jsonl"):
-        found += [json.loads(line)["rec"] for line in path.read_text().splitlines()]
+        rows += [json.loads(line)["rec"] for line in path.read_text().splitlines()]
         assert not [damage for damage in scan(path) if isinstance(damage, Damage)]
-    return [record for record in found if record["kind"] == "event"]
+    return [record for record in rows if record["kind"] == "event"]
 
 
 def verdict(run: Supervised) -> dict[str, Any]:
@@ -55,39 +55,39 @@ def verdict(run: Supervised) -> dict[str, Any]:
     events = records(run)
     ended = next(record["t"] for record in reversed(events) if record["body"]["event"] == "AttemptEnded")
     collected = next(record["t"] for record in reversed(events) if record["body"]["event"] == "EvidenceCollected")
-    found: list[dict[str, Any]] = re_verdicts(events)
+    verdicts: list[dict[str, Any]] = re_verdicts(events)
     run.wait_for_nothing_left()
-    assert found, "no verdict"
-    found[-1]["after_s"] = max(0.0, collected - ended)
-    return found[-1]
+    assert verdicts, "no verdict"
+    verdicts[-1]["after_s"] = max(0.0, collected - ended)
+    return verdicts[-1]
 
 
 def re_verdicts(node: Any) -> list[dict[str, Any]]:  # noqa: ANN401  whatever a journal holds
     """Return whatever looks like a verdict, in order, with the fields that have their default."""
     if isinstance(node, dict):
         own = [msgspec.to_builtins(msgspec.convert(node, FailureVerdict))] if "cause" in node and "confidence" in node else []
-        return [*own, *(found for child in node.values() for found in re_verdicts(child))]
-    return [found for child in node for found in re_verdicts(child)] if isinstance(node, list) else []
+        return [*own, *(row for child in node.values() for row in re_verdicts(child))]
+    return [row for child in node for row in re_verdicts(child)] if isinstance(node, list) else []
 
 
 @pytest.mark.slow  # tests/classify shows it of saved logs
 def test_a_traceback_alone_names_the_users_file_and_line(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("exception"), options=(*ONCE, "--set", "instrument.enabled=false"))
-    found = verdict(run)
-    facts = dict(found["facts"])
+    diagnosis = verdict(run)
+    facts = dict(diagnosis["facts"])
     line = next(number for number, text in enumerate(JOB.read_text().splitlines(), 1) if "raise ValueError" in text)
-    assert (found["cause"], found["rank"]) == ("user_code", 1)
+    assert (diagnosis["cause"], diagnosis["rank"]) == ("user_code", 1)
     assert (facts["file"], facts["line"], facts["function"]) == (str(JOB), str(line), "shapes_differ")
-    assert is_within(found["after_s"], VERDICT_S)
+    assert is_within(diagnosis["after_s"], VERDICT_S)
     assert "ValueError: batch of 7 items, 8 expected" in run.stderr
 
 
 @pytest.mark.slow
 def test_a_loader_that_was_killed_is_named(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("loader", ranks=1), options=ONCE)
-    found = verdict(run)
-    assert (found["cause"], found["rank"]) == ("dataloader_worker", 0)
-    assert is_within(found["after_s"], VERDICT_S)
+    diagnosis = verdict(run)
+    assert (diagnosis["cause"], diagnosis["rank"]) == ("dataloader_worker", 0)
+    assert is_within(diagnosis["after_s"], VERDICT_S)
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_the_card_names_the_core_that_a_rank_dumped(supervise: Callable[..., Sup
     if pattern.startswith("|") or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:  # noqa: S603  words of our own
         pytest.skip("cores are not written to files here")
     run = supervise("python", "-c", "import os; os.abort()", options=ONCE, around=surroundings(prefix=inside))
-    found = verdict(run)
-    assert (found["cause"], dict(found["facts"])["signal"]) == ("unknown_native_abort", "6")
+    diagnosis = verdict(run)
+    assert (diagnosis["cause"], dict(diagnosis["facts"])["signal"]) == ("unknown_native_abort", "6")
     (core,) = (line.split(maxsplit=1)[1] for line in run.stderr.splitlines() if line.split()[:1] == ["core"])
     assert core.startswith("rank 0 dumped core: ")
     assert Path(core.removeprefix("rank 0 dumped core: ")).stat().st_size > 0
@@ -117,11 +117,11 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory(
 ) -> None:
     inside = ("sh", "-c", f'echo $$ > {small_group}/cgroup.procs && exec "$@"', "sh")
     run = supervise(*command("host-oom"), options=ONCE, around=surroundings(prefix=inside))
-    found = verdict(run)
-    assert (found["cause"], found["rank"]) == ("host_oom", 1)
-    assert found["confidence"] >= 0.9
-    assert any(not fact["free_text"] and fact["source"] in {"kernel", "cgroup"} for fact in found["because"])
-    assert is_within(found["after_s"], VERDICT_S)
+    diagnosis = verdict(run)
+    assert (diagnosis["cause"], diagnosis["rank"]) == ("host_oom", 1)
+    assert diagnosis["confidence"] >= 0.9
+    assert any(not fact["free_text"] and fact["source"] in {"kernel", "cgroup"} for fact in diagnosis["because"])
+    assert is_within(diagnosis["after_s"], VERDICT_S)
 
 
 @pytest.mark.slow  # tests/classify shows it of saved evidence
@@ -132,8 +132,8 @@ def test_a_rank_that_touches_shared_memory_which_is_not_there(
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:  # noqa: S603  words of our own
         pytest.skip("no mount namespace can be made here")
     run = supervise(*command("shm"), options=ONCE, around=surroundings(prefix=inside))
-    found = verdict(run)
-    assert (found["cause"], found["rank"]) == ("shm_exhausted", 1)
+    diagnosis = verdict(run)
+    assert (diagnosis["cause"], diagnosis["rank"]) == ("shm_exhausted", 1)
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_after_a_collective_that_timed_out_the_next_attempt_writes_down_what_its
     supervise: Callable[..., Supervised],
 ) -> None:
     run = supervise("torchrun", "--standalone", "--nproc-per-node=1", str(JOB.with_name("collective_once.py")))
-    found = verdict(run)
-    assert found["cause"] == "nccl_timeout"
+    diagnosis = verdict(run)
+    assert diagnosis["cause"] == "nccl_timeout"
     assert run.exit_code() == 0
     level, file, entries = run.stdout.split()
     assert (level, entries) == ("INFO", "2000")

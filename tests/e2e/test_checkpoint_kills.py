@@ -106,12 +106,12 @@ class DirectoryMirror:
 
     def objects(self) -> dict[str, str]:
         """List the files."""
-        found = {}
+        versions = {}
         for path in sorted(self.root.rglob("*")):
             with contextlib.suppress(FileNotFoundError):  # renamed, or pruned
                 if path.is_file():
-                    found[str(path.relative_to(self.root))] = version_of(path)
-        return found
+                    versions[str(path.relative_to(self.root))] = version_of(path)
+        return versions
 
     def content(self, key: str) -> bytes:
         """Read a file."""
@@ -282,13 +282,13 @@ class Season:
 
     def _digest(self, name: str, version: str, read: Callable[[], bytes]) -> tuple[int, str, str]:
         """Return size, CRC and SHA-256 of an object or a file; what was read once in this version is not read again."""
-        found = self._digests.get((name, version))
-        if found is None:
+        entry = self._digests.get((name, version))
+        if entry is None:
             content = read()
-            found = len(content), digest.to_hex(digest.of_bytes(content)), hashlib.sha256(content).hexdigest()
+            entry = len(content), digest.to_hex(digest.of_bytes(content)), hashlib.sha256(content).hexdigest()
             if version:  # else it came after the objects were listed
-                self._digests[name, version] = found
-        return found
+                self._digests[name, version] = entry
+        return entry
 
     def _checked(self, key: str, objects: dict[str, str], saves: dict[str, set[str]]) -> int:
         """Compare the files of a manifest with it, and with what was saved; return its step."""

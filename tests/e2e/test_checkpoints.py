@@ -67,8 +67,8 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
     before = listing(tmp_path)
     run = supervise(*TRAIN, "--style=inplace", "--tear-at=30", "--steps=40", "--pace-s=0.4", options=options)
     assert run.exit_code(deadline_s=180) == 0
-    said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
-    assert said == ["resumed at 0", "resumed at 20"]
+    resumes = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
+    assert resumes == ["resumed at 0", "resumed at 20"]
     assert run.attempts() == 2
     torn = tmp_path / "ckpt.pt"
     assert [path for path, _ in moved(run)] == [str(torn)]
@@ -93,8 +93,8 @@ def test_a_wiped_disk_goes_on_from_s3(supervise: Callable[..., Supervised], tmp_
 #: A program whose saves no hook sees: weights by a plain open, as a C++ writer would make them.
 PLAIN = """
 import glob, json, os, struct, time
-found = glob.glob("ckpt/step_*.safetensors")
-at = max((int(name.split("_")[1].split(".")[0]) for name in found), default=0)
+names = glob.glob("ckpt/step_*.safetensors")
+at = max((int(name.split("_")[1].split(".")[0]) for name in names), default=0)
 print("resumed at", at, flush=True)
 os.makedirs("ckpt", exist_ok=True)
 for step in range(at + 1, at + 4):
@@ -317,9 +317,9 @@ def test_a_job_of_a_chain_resumes_from_what_the_job_before_it_saved(
 ) -> None:
     is_enum = saved != "a dictionary"
     (tmp_path / "train.py").write_text(ENUM if is_enum else ENUM.replace("Mode.WARM}", "Mode.WARM.value}"))
-    ours = ["supervise", "--state-dir", str(tmp_path / "state"), "--checkpoints", "ckpt/step_*.pt", "--resume-args", "--resume {resume}"]
-    ours += ["--job", "chain"] if is_enum else []  # what a job wrote itself may call its classes
-    command, unnamed = [*ours, "--", sys.executable, str(tmp_path / "train.py")], surroundings(without_us=True)
+    prefix = ["supervise", "--state-dir", str(tmp_path / "state"), "--checkpoints", "ckpt/step_*.pt", "--resume-args", "--resume {resume}"]
+    prefix += ["--job", "chain"] if is_enum else []  # what a job wrote itself may call its classes
+    command, unnamed = [*prefix, "--", sys.executable, str(tmp_path / "train.py")], surroundings(without_us=True)
     for number in range(3):  # each `sbatch` gives another name to the job
         run = supervise(*command, around=unnamed, place=tmp_path, SLURM_JOB_ID=str(100 + number))
         assert (run.exit_code(), run.stdout) == (0, f"resumed at {number}\n"), run.stderr

@@ -43,8 +43,8 @@ def test_one_kill_in_mid_save_costs_a_script_that_swallows_its_load_error_one_sa
     words = ["--style=inplace", "--swallow", "--tear-at=20", "--steps=30", "--pace-s=0.5"]
     run = supervise(*TRAIN, *words, options=options)
     assert run.exit_code(deadline_s=240) == 0
-    said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
-    assert said == ["resumed at 0", "resumed at 10"]
+    resumes = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
+    assert resumes == ["resumed at 0", "resumed at 10"]
     assert run.attempts() == 2
     torn = tmp_path / "ckpt.pt"
     assert [path for path, _ in moved(run)] == [str(torn)]

@@ -59,7 +59,7 @@ def inside(run: Supervised, *words: str) -> subprocess.CompletedProcess[str]:
 
 def states(parent: psutil.Process) -> dict[int, str]:
     """Return the state of each child of a process, by pid."""
-    found = {}
+    by_pid = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
@@ -67,8 +67,8 @@ def states(parent: psutil.Process) -> dict[int, str]:
             except OSError:
                 continue
             if int(ppid) == parent.pid:
-                found[int(entry.name)] = state
-    return found
+                by_pid[int(entry.name)] = state
+    return by_pid
 
 
 def test_process_1_reaps_orphans_of_strangers_lets_them_live_and_ends_on_term(supervise: Callable[..., Supervised]) -> None:
@@ -80,9 +80,9 @@ def test_process_1_reaps_orphans_of_strangers_lets_them_live_and_ends_on_term(su
     ends = run.place / "one-ends"
     waits = f"(while [ ! -e '{ends}' ]; do sleep 0.1; done &)"
     assert inside(run, "sh", "-c", f"exec >/dev/null 2>&1; {waits}; (sleep 100 &)").returncode == 0
-    orphans = wait_for(lambda: len(found := set(states(first)) - mine) == 2 and found, "the orphans of process 1", 30)
+    orphans = wait_for(lambda: len(pids := set(states(first)) - mine) == 2 and pids, "the orphans of process 1", 30)
     ends.touch()
-    (left,) = wait_for(lambda: len(found := set(states(first)) & orphans) == 1 and found, "one of them to be reaped", 30)
+    (left,) = wait_for(lambda: len(pids := set(states(first)) & orphans) == 1 and pids, "one of them to be reaped", 30)
     assert states(first)[left] in "SR", "a process of somebody else was ended"
     first.send_signal(signal.SIGTERM)
     assert run.exit_code() == 143
@@ -129,8 +129,8 @@ def test_a_loop_that_stands_still_is_not_alive(supervise: Callable[..., Supervis
     run.rank_pids()
     assert run.ask("status", "--probe", "live").returncode == 0
     run.signal(signal.SIGSTOP)
-    found = wait_for(lambda: (done := run.ask("status", "--probe", "live")).returncode and done, "the probe to fail", 90)
-    assert f"the loop of process {run.process.pid} has not turned for 3" in found.stdout
+    probe = wait_for(lambda: (done := run.ask("status", "--probe", "live")).returncode and done, "the probe to fail", 90)
+    assert f"the loop of process {run.process.pid} has not turned for 3" in probe.stdout
     run.signal(signal.SIGCONT)
     wait_for(lambda: run.ask("status", "--probe", "live").returncode == 0, "the loop to turn", 30)
     (run.place / "end").touch()

@@ -101,9 +101,9 @@ def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkp
     assert run.attempts() == len(ways) + 1
     resumed = [int(step) for step in re.findall(r"resumed at step (\d+) from \S*ckpt/step-0*\1\.pt", run.stderr)]
     assert resumed == [number * 10 + 5 for number in range(len(ways))]
-    told = re.findall(r"incident \d+ at step (\d+): rank (\d) (.*?)\. Restarting", run.stderr)
-    assert [(int(rank), int(step)) for step, rank, _ in told] == [(0, n * 10 - 3) for n in range(1, len(ways) + 1)]
-    assert all(re.match(WAYS[way], text) for way, (_, _, text) in zip(ways, told, strict=True)), told
+    reports = re.findall(r"incident \d+ at step (\d+): rank (\d) (.*?)\. Restarting", run.stderr)
+    assert [(int(rank), int(step)) for step, rank, _ in reports] == [(0, n * 10 - 3) for n in range(1, len(ways) + 1)]
+    assert all(re.match(WAYS[way], text) for way, (_, _, text) in zip(ways, reports, strict=True)), reports
     run.wait_for_nothing_left()
 
 
@@ -237,8 +237,8 @@ def test_within_the_limit_it_is_started_from_scratch_and_that_is_reported(superv
 
 TELLING = (
     "names = ('SUPERVISE_JOB_ATTEMPT', 'SUPERVISE_JOB_RESUME_FROM', 'SUPERVISE_JOB_RESUME_STEP')\n"
-    "told = '|'.join([*(os.environ.get(name, '-') for name in names), *(a for a in sys.argv[1:] if 'resume' in a or a.endswith('.pt'))])\n"
-    "os.write(os.open('told', os.O_WRONLY | os.O_CREAT | os.O_APPEND), (told + '\\n').encode())\n"
+    "line = '|'.join([*(os.environ.get(name, '-') for name in names), *(a for a in sys.argv[1:] if 'resume' in a or a.endswith('.pt'))])\n"
+    "os.write(os.open('told', os.O_WRONLY | os.O_CREAT | os.O_APPEND), (line + '\\n').encode())\n"
 )
 BY_ENVIRONMENT = "if path := os.environ.get('SUPERVISE_JOB_RESUME_FROM'):\n    sys.argv += ['--resume', path]\n"
 BY_PLACEHOLDER = "sys.argv = [a for a in sys.argv if a != '--resume=']\n"
@@ -332,9 +332,9 @@ def test_a_torch_that_does_not_fit_is_reported_once_and_run_as_it_is(supervise: 
     (tmp_path / "site" / "sitecustomize.py").write_text(patch)
     run = supervise(*TORCHRUN, NO_TORCH, *STEADY, options=RESUMING, PYTHONPATH=str(tmp_path / "site"))
     recovers_by_stock_torchrun(run)
-    told = [line for line in run.stderr.splitlines() if "torchrun is run as a plain command" in line]
-    assert len(told) == 1
-    assert "_initialize_workers" in told[0]
+    warnings = [line for line in run.stderr.splitlines() if "torchrun is run as a plain command" in line]
+    assert len(warnings) == 1
+    assert "_initialize_workers" in warnings[0]
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_a_torn_journal_is_reported_and_the_next_start_goes_on(supervise: Run, t
     assert first.exit_code() == 0
     assert first.attempts() == 2
     whole = journal_of(first).read_bytes()
-    told = 0
+    reports = 0
     for damage in DAMAGES:
         place = tmp_path / damage.__name__
         shutil.copytree(first.state, place / "state")
@@ -153,12 +153,12 @@ def test_a_torn_journal_is_reported_and_the_next_start_goes_on(supervise: Run, t
         again.journal_is_damaged = True
         assert again.exit_code() == 0, again.stderr
         assert "warning: journal: " in again.stderr, damage.__name__
-        told += 1
+        reports += 1
         past = past_of(fold(scan(journal_of(again))))
         assert check_fold(scan(journal_of(again))), damage.__name__
         assert past.last_end is not None
         assert past.last_end.exit_code == 0
-    assert told == len(DAMAGES)
+    assert reports == len(DAMAGES)
     status = again.status()
     assert (status["stage"], status["exit_code"]) == ("ended", 0)
 
@@ -296,9 +296,9 @@ def test_status_why_and_logs_while_it_runs_and_when_supervise_is_gone(supervise:
     run.wait_for_step(8)  # not before the second attempt
     # the ranks may be ahead of the journal, which has a thread of its own
     wait_for(lambda: run.status()["attempt"] == 2 and run.status()["stage"] == "running", "the second attempt in status", alive=run.alive)
-    told = run.status()
-    assert (told["stage"], told["attempt"], told["incidents"], told["exit_code"]) == ("running", 2, 1, None)
-    assert told["supervisor"] == {"pid": run.process.pid, "alive": True}
+    status = run.status()
+    assert (status["stage"], status["attempt"], status["incidents"], status["exit_code"]) == ("running", 2, 1, None)
+    assert status["supervisor"] == {"pid": run.process.pid, "alive": True}
     (scratch,) = set(re.findall(r'"scratch":"([^"]+)"', run.journal()))
     assert (Path(scratch) / "attempt-0002" / "heartbeat").exists()  # where the progress in status comes from
     shown = run.ask("status").stdout

@@ -32,15 +32,15 @@ def drill(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 def report(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
     """Return the rows of the report by name."""
-    found = re.findall(r"^  (\w+) +(.+)$", done.stdout[done.stdout.find("drill resume: ") :], re.MULTILINE)
-    assert found, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
-    return dict(found)
+    rows = re.findall(r"^  (\w+) +(.+)$", done.stdout[done.stdout.find("drill resume: ") :], re.MULTILINE)
+    assert rows, f"{done.stdout[-3000:]}{done.stderr[-3000:]}"
+    return dict(rows)
 
 
 def files(place: Path) -> dict[str, bytes]:
     """Return the content of each file that is not in the state directory."""
-    found = (path for path in sorted(place.rglob("*")) if path.is_file() and ".supervise" not in path.parts)
-    return {str(path.relative_to(place)): path.read_bytes() for path in found}
+    paths = (path for path in sorted(place.rglob("*")) if path.is_file() and ".supervise" not in path.parts)
+    return {str(path.relative_to(place)): path.read_bytes() for path in paths}
 
 
 def opening(place: Path, *words: str) -> str:
@@ -64,12 +64,12 @@ def test_a_resume_is_proven_without_a_file_of_the_user_s_changed_and_the_start_s
     (project / "train.py").write_text(COUNTED)
     before = files(project)
     done = drill(project, *RESUMED, "--", "python", "train.py")
-    found = report(done)
-    assert (done.returncode, found["proven"]) == (0, "yes"), done.stdout
+    fields = report(done)
+    assert (done.returncode, fields["proven"]) == (0, "yes"), done.stdout
     saved = re.search(r"a checkpoint was saved after step (\d+); rank 0 was killed after step \d+ -+$", done.stdout, re.MULTILINE)
     assert saved
-    assert found["loaded"] == f"ckpt/step-{int(saved[1]):08d}.pt, saved after step {saved[1]}"
-    assert re.fullmatch(r"the same \d+ as in the first attempt", found["losses"])
+    assert fields["loaded"] == f"ckpt/step-{int(saved[1]):08d}.pt, saved after step {saved[1]}"
+    assert re.fullmatch(r"the same \d+ as in the first attempt", fields["losses"])
     assert files(project) == before
     assert not list((project / ".supervise").glob(".drill-*"))
     line = opening(project, *RESUMED, "--", "python", "train.py")
@@ -77,14 +77,14 @@ def test_a_resume_is_proven_without_a_file_of_the_user_s_changed_and_the_start_s
 
 
 def test_a_write_outside_of_the_scratch_directory_is_refused_by_the_kernel(tmp_path: Path) -> None:
-    place, theirs = tmp_path / "project", tmp_path / "results" / "last.pt"
+    place, result = tmp_path / "project", tmp_path / "results" / "last.pt"
     place.mkdir()
-    theirs.parent.mkdir()
-    theirs.write_text("the result of a week")
-    (place / "train.py").write_text(f"import os\nos.system('rm -f {theirs}')\nopen({str(theirs)!r}, 'w')\n")
+    result.parent.mkdir()
+    result.write_text("the result of a week")
+    (place / "train.py").write_text(f"import os\nos.system('rm -f {result}')\nopen({str(result)!r}, 'w')\n")
     done = drill(place, "--", "python", "train.py")
     assert done.returncode == 1
-    assert theirs.read_text() == "the result of a week"
+    assert result.read_text() == "the result of a week"
     assert "drill resume: the job failed (rank 0 raised PermissionError: [Errno 13] Permission denied" in done.stdout
     assert "--writable DIR" in report(done)["advice"]
     assert (place / ".supervise").exists()
@@ -104,7 +104,7 @@ def test_two_ranks_that_load_the_same_checkpoint_are_proven(project: Path) -> No
 
 @pytest.mark.slow
 def test_a_script_that_loads_its_weights_alone_is_not_proven(project: Path) -> None:
-    (project / "train.py").write_text(COUNTED.replace('optimizer.load_state_dict(found["optimizer"]); ', ""))
+    (project / "train.py").write_text(COUNTED.replace('optimizer.load_state_dict(content["optimizer"]); ', ""))
     done = drill(project, *RESUMED, "--", "python", "train.py")
     rows = report(done)
     assert (done.returncode, rows["proven"]) == (1, "no"), done.stdout
@@ -115,10 +115,10 @@ def test_a_script_that_loads_its_weights_alone_is_not_proven(project: Path) -> N
 @pytest.mark.slow
 def test_a_script_that_is_given_nothing_and_starts_from_scratch_is_not_proven(project: Path) -> None:
     done = drill(project, "--", *TRAIN)
-    found = report(done)
-    assert (done.returncode, found["proven"]) == (1, "no"), done.stdout
-    assert found["loaded"].startswith("no: ")
-    assert found["losses"] == "those of the beginning: it started from scratch"
+    fields = report(done)
+    assert (done.returncode, fields["proven"]) == (1, "no"), done.stdout
+    assert fields["loaded"].startswith("no: ")
+    assert fields["losses"] == "those of the beginning: it started from scratch"
     assert (
         opening(project, "--", *TRAIN)
         == "resume: not tested yet whether this command resumes; `supervise drill resume -- CMD` tests it in about a minute"
@@ -145,8 +145,8 @@ optimizer = light_sgd(torch, model.parameters())
 step = 0
 os.makedirs("ckpt", exist_ok=True)
 if "--resume" in sys.argv:
-    found = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
-    model.load_state_dict(found["model"]); optimizer.load_state_dict(found["optimizer"]); step = found["step"]
+    content = torch.load(sys.argv[sys.argv.index("--resume") + 1], weights_only=True)
+    model.load_state_dict(content["model"]); optimizer.load_state_dict(content["optimizer"]); step = content["step"]
 while True:
     optimizer.zero_grad()
     loss = (model(inputs := torch.randn(2, 4, generator=torch.Generator().manual_seed(step))) - inputs).square().mean(); loss.backward()

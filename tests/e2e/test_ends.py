@@ -214,7 +214,7 @@ def test_the_ranks_that_a_command_starts_by_itself_are_the_ranks_of_the_attempt(
     pids = [int((run.place / f"rank-{rank}").read_text()) for rank in (0, 1)]
     wait_for(lambda: len(run.status()["ranks"]) == len(pids), "status to show both", alive=run.alive)
     seen = run.status()
-    assert [(one["rank"], one["local_rank"], one["pid"]) for one in seen["ranks"]] == [(rank, rank, pid) for rank, pid in enumerate(pids)]
+    assert [(row["rank"], row["local_rank"], row["pid"]) for row in seen["ranks"]] == [(rank, rank, pid) for rank, pid in enumerate(pids)]
     assert seen["world_size"] == len(pids)
     shown = run.ask_again("status").stdout
     assert re.findall(r"(?m)^rank (\d) +(\d+) ", shown) == [(str(rank), str(pid)) for rank, pid in enumerate(pids)]

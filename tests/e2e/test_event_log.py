@@ -49,8 +49,8 @@ def start(supervise: Callable[..., Supervised], tmp_path: Path) -> Callable[...,
     (tmp_path / "rank.py").write_text(RANK)
 
     def start(*options: str, **environment: str) -> Supervised:
-        ours = [sys.executable, "watched.py", "--job", "e2e", "--state-dir", str(tmp_path / "state"), *options]
-        return supervise(*ours, "--", "python", "rank.py", around=Surroundings(without_us=True), **environment)
+        supervise_words = [sys.executable, "watched.py", "--job", "e2e", "--state-dir", str(tmp_path / "state"), *options]
+        return supervise(*supervise_words, "--", "python", "rank.py", around=Surroundings(without_us=True), **environment)
 
     return start
 

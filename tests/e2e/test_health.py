@@ -61,11 +61,11 @@ class Line:
 
 def trained(run: Supervised) -> list[Line]:
     file = run.place / "log"
-    found = []
+    lines = []
     for line in file.read_text().splitlines() if file.exists() else ():
         rank, step, micro, accum, batch, uuid, attempt = line.split()
-        found.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), uuid, int(attempt)))
-    return found
+        lines.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), uuid, int(attempt)))
+    return lines
 
 
 def logged(run: Supervised, event: str) -> list[dict[str, Any]]:
@@ -145,9 +145,9 @@ def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_doe
     assert "--min-gpus" in run.stderr
     assert [row["uuid"] for row in ledger(run)] == [UUID.format(1)]
     facts = json.loads(max(run.state.glob("*/nodes/*/incidents/*/evidence.json")).read_text())
-    told = {fact["name"]: fact for fact in facts if fact["source"] == "nvml"}
-    assert told.keys() == {"ecc_uncorrected", "recovery_action"}
-    assert ["hardware", "yes"] in told["ecc_uncorrected"]["fields"]
+    readings = {fact["name"]: fact for fact in facts if fact["source"] == "nvml"}
+    assert readings.keys() == {"ecc_uncorrected", "recovery_action"}
+    assert ["hardware", "yes"] in readings["ecc_uncorrected"]["fields"]
     # the ledger is asked before any rank is there
     again = supervise(*torchrun(4), JOB, **around(four_gpus))
     assert again.exit_code() == 69

@@ -72,11 +72,11 @@ def test_a_set_with_a_torn_member_is_not_resumed_and_the_one_before_is(supervise
     run = supervise(*training("ranks_", "--tear-at=30", ranks=2), options=[*options, "--mirror", str(mirror)], place=node)
     assert run.exit_code(deadline_s=150) == 0, run.stderr
     before = node / "ckpt" / "step-20"
-    said = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
-    assert said == ["resumed at 0 from None", f"resumed at 20 from {before}"]
+    resumes = [line for line in run.stdout.splitlines() if line.startswith("resumed")]
+    assert resumes == ["resumed at 0 from None", f"resumed at 20 from {before}"]
     assert run.stderr.splitlines()[-1].endswith(f"4 of 4 saves are in {mirror}")
     saved = [verify(str(node / "ckpt" / f"step-{step}")) for step in (10, 20, 30, 40)]
-    assert [(found.verdict, found.step) for found in saved] == [(Verdict.VERIFIED, step) for step in (10, 20, 30, 40)]
+    assert [(checkpoint.verdict, checkpoint.step) for checkpoint in saved] == [(Verdict.VERIFIED, step) for step in (10, 20, 30, 40)]
 
     shutil.rmtree(node / "ckpt")
     shutil.rmtree(run.state)
@@ -92,7 +92,7 @@ def test_so_many_sets_stay_whole_and_the_older_ones_go_whole(supervise: Callable
     assert run.exit_code(deadline_s=150) == 0, run.stderr
     left = sorted(path.name for path in (tmp_path / "ckpt").iterdir() if not path.name.startswith("."))
     assert left == ["epoch_50", "epoch_60"], run.stderr
-    assert {len(list((tmp_path / "ckpt" / one).rglob("*.*"))) for one in left} == {len(list((tmp_path / "ckpt" / left[0]).rglob("*.*")))}
+    assert {len(list((tmp_path / "ckpt" / name).rglob("*.*"))) for name in left} == {len(list((tmp_path / "ckpt" / left[0]).rglob("*.*")))}
 
 
 @pytest.mark.slow

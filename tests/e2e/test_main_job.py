@@ -70,7 +70,7 @@ def test_a_healthy_job_shows_the_bytes_that_torchrun_shows(supervise: Callable[.
     for rank in (0, 1):  # the ranks' lines mix as they come; each rank's own keep their order
         assert lines_of(rank, run.stdout) == lines_of(rank, shown.stdout)
     assert len(run.stdout) == len(shown.stdout)
-    ours = [line for line in run.stderr.splitlines() if line.startswith("supervise: ")]
-    of_job = [line for line in ours if not line.endswith(WAITS)]  # a machine that is busy with its disk makes the start wait for it
-    assert len(of_job) == 5, ours  # four at the start, one at the end
-    assert [line for line in run.stderr.splitlines() if line not in ours] == shown.stderr.splitlines()
+    our_lines = [line for line in run.stderr.splitlines() if line.startswith("supervise: ")]
+    of_job = [line for line in our_lines if not line.endswith(WAITS)]  # a machine that is busy with its disk makes the start wait for it
+    assert len(of_job) == 5, our_lines  # four at the start, one at the end
+    assert [line for line in run.stderr.splitlines() if line not in our_lines] == shown.stderr.splitlines()

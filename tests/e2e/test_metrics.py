@@ -37,12 +37,12 @@ while not end.exists():
 
 def series(text: str) -> dict[str, float]:
     """Return the samples by name and label values, without the job's."""
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = [value for name, value in sorted(sample.labels.items()) if name != "job_name"]
-            found[" ".join([sample.name.removeprefix("supervise_"), *labels])] = sample.value
-    return found
+            values[" ".join([sample.name.removeprefix("supervise_"), *labels])] = sample.value
+    return values
 
 
 def scrape(port: int) -> dict[str, float]:
@@ -57,20 +57,20 @@ def test_a_job_that_was_restarted_shows_it_over_http_and_in_the_textfile(supervi
     run.wait_for_line(rf"metrics: http://127.0.0.1:{port}/metrics")
 
     def resumed() -> dict[str, float] | None:
-        found = scrape(port)
-        return found if found["attempt"] == 2 and found.get("time_seconds productive", 0) and not found["incident_open"] else None
+        values = scrape(port)
+        return values if values["attempt"] == 2 and values.get("time_seconds productive", 0) and not values["incident_open"] else None
 
-    found = wait_for(resumed, "the second attempt's steps", 60, alive=run.alive)
-    assert found["restarts_total killed_unknown"] == 1
-    assert found["incidents_total restart killed_unknown"] == 1
-    assert (found["stage running"], found["ranks"], found["world_size"]) == (1, 1, 1)
-    assert found["recovery_seconds_count"] == 1
-    assert found["last_progress_timestamp_seconds"] <= found["metrics_timestamp_seconds"]
-    spent = sum(value for name, value in found.items() if name.startswith("time_seconds "))
-    assert spent == pytest.approx(found["metrics_timestamp_seconds"] - found["run_start_timestamp_seconds"], rel=1e-3)
+    values = wait_for(resumed, "the second attempt's steps", 60, alive=run.alive)
+    assert values["restarts_total killed_unknown"] == 1
+    assert values["incidents_total restart killed_unknown"] == 1
+    assert (values["stage running"], values["ranks"], values["world_size"]) == (1, 1, 1)
+    assert values["recovery_seconds_count"] == 1
+    assert values["last_progress_timestamp_seconds"] <= values["metrics_timestamp_seconds"]
+    spent = sum(value for name, value in values.items() if name.startswith("time_seconds "))
+    assert spent == pytest.approx(values["metrics_timestamp_seconds"] - values["run_start_timestamp_seconds"], rel=1e-3)
     (file,) = run.place.glob("*.prom")
     assert file.name == "supervise-e2e.prom"
-    assert set(series(file.read_text())) <= set(found) | set(scrape(port)) | {"step"}  # it may be younger than what was found
+    assert set(series(file.read_text())) <= set(values) | set(scrape(port)) | {"step"}  # it may be younger than what was found
     (run.place / "end").touch()
     assert run.exit_code() == 0
     assert not list(run.place.glob("*.prom"))
@@ -111,9 +111,9 @@ def test_counts_go_on_where_another_supervise_takes_the_run_over(supervise: Call
     run.process.wait(PATIENCE_S)
     next_run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     next_run.wait_for_line(rf"metrics: http://127.0.0.1:{port}/metrics")
-    found = wait_for(lambda: (page := scrape(port))["attempt"] >= 3 and page, "the third attempt", alive=next_run.alive)
-    assert found["restarts_total killed_unknown"] == 1
-    assert found["restarts_total takeover"] == 1
+    values = wait_for(lambda: (page := scrape(port))["attempt"] >= 3 and page, "the third attempt", alive=next_run.alive)
+    assert values["restarts_total killed_unknown"] == 1
+    assert values["restarts_total takeover"] == 1
     (next_run.place / "end").touch()
     assert next_run.exit_code() == 0
 

@@ -25,7 +25,7 @@ def words(run: Supervised) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--resume-args", "--resume {ckpt}"], "no placeholder but {resume}"),
         pytest.param(["--resume-args", "--resume"], "Write '--resume {resume}'", marks=pytest.mark.slow),
@@ -35,27 +35,27 @@ def words(run: Supervised) -> str:
     ],
 )
 def test_an_option_that_cannot_be_meant_is_64_and_nothing_is_started(
-    supervise: Callable[..., Supervised], options: list[str], said: str
+    supervise: Callable[..., Supervised], options: list[str], message: str
 ) -> None:
     run = supervise("touch", "started", options=options)
     assert run.exit_code() == 64
-    assert said in words(run)
+    assert message in words(run)
     assert not (run.place / "started").exists()
 
 
-@pytest.mark.parametrize("what", ["a directory", pytest.param("a link to", marks=pytest.mark.slow)])
-def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[..., Supervised], tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("kind", ["a directory", pytest.param("a link to", marks=pytest.mark.slow)])
+def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[..., Supervised], tmp_path: Path, kind: str) -> None:
     path = tmp_path / "supervise.toml"
-    path.mkdir() if what == "a directory" else path.symlink_to("missing.toml")
+    path.mkdir() if kind == "a directory" else path.symlink_to("missing.toml")
     run = supervise("true")
     assert run.exit_code() == 78
-    assert f"{path}: it is {what}" in words(run)
+    assert f"{path}: it is {kind}" in words(run)
 
 
 def test_where_there_is_no_torchrun_it_is_said_where_torch_comes_from(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings]
 ) -> None:
-    without = 'found="$(command -v "$1")"; shift; PATH=/usr/bin:/bin exec "$found" "$@"'
+    without = 'program="$(command -v "$1")"; shift; PATH=/usr/bin:/bin exec "$program" "$@"'
     run = supervise("torchrun", "train.py", around=surroundings(prefix=("sh", "-c", without, "sh")))
     assert run.exit_code() == 64
     assert "no such command: torchrun" in run.stderr

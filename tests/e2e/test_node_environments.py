@@ -43,16 +43,16 @@ def start_both(
 
 def compared_s(run: Supervised) -> float:
     """Return how long it took from the nodes' meeting until their ranks might start, by the journal."""
-    found = {rec["body"]["event"]: rec["t"] for line in run.journal().splitlines() if (rec := json.loads(line)["rec"])["kind"] == "event"}
-    return float(found["CheckpointSelected"] - found["NodesGathered"])
+    times = {rec["body"]["event"]: rec["t"] for line in run.journal().splitlines() if (rec := json.loads(line)["rec"])["kind"] == "event"}
+    return float(times["CheckpointSelected"] - times["NodesGathered"])
 
 
-def differs(run: Supervised, what: str, value: str) -> bool:
+def differs(run: Supervised, name: str, value: str) -> bool:
     """Return whether a value is reported to be set on one node alone: torch numbers nodes of one host by their pids, which wrap."""
     set_there, unset = rf"{value} on node (?P<a>\d) \(\S+\)", r"unset on node (?P<b>\d) \(\S+\)"
     text = " ".join(run.stderr.split())
-    found = re.search(f"{what} differs: (?:{set_there}; {unset})", text) or re.search(f"{what} differs: (?:{unset}; {set_there})", text)
-    return found is not None and {found["a"], found["b"]} == {"0", "1"}
+    match = re.search(f"{name} differs: (?:{set_there}; {unset})", text) or re.search(f"{name} differs: (?:{unset}; {set_there})", text)
+    return match is not None and {match["a"], match["b"]} == {"0", "1"}
 
 
 @pytest.mark.slow

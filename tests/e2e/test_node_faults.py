@@ -48,8 +48,8 @@ def all_begin(runs: Sequence[Supervised], attempts: int) -> None:
 
 def last_attempt(run: Supervised) -> int:
     """Return the number of the newest attempt in a node's journal."""
-    found = [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
-    return max((row["attempt"] for row in found if row["event"] == "attempt.begun"), default=0)
+    rows = [json.loads(line) for path in run.state.glob("*/nodes/*/supervise.log") for line in path.read_text().splitlines()]
+    return max((row["attempt"] for row in rows if row["event"] == "attempt.begun"), default=0)
 
 
 def test_a_coordinator_whose_clock_is_wrong_by_an_hour_is_not_dropped_and_the_first_failure_is_the_first_for_all(
@@ -64,7 +64,7 @@ def test_a_coordinator_whose_clock_is_wrong_by_an_hour_is_not_dropped_and_the_fi
         1: ["--fail-here", f"--fail-at-step={EVERY + 6}", "--step-ms=0"],
         late: ["--fail-here", f"--fail-at-step={EVERY + 7}", "--step-ms=150", "--ignore-term"],
     }
-    words = {of: [*said, "--fail-how=exception", f"--fail-once-file={tmp_path}/once-{of}"] for of, said in words.items()}
+    words = {of: [*options, "--fail-how=exception", f"--fail-once-file={tmp_path}/once-{of}"] for of, options in words.items()}
     job = ["--step-ms=150", f"--hold-at={EVERY + 5}", f"--held-until={go_on}"]
     nodes = Cluster(supervise, tmp_path, *job, script=ALONE, words=words, environments={late: wrong})
     for rank in range(NODES):

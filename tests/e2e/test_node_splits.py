@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def gathered(run: Supervised) -> list[dict[str, Any]]:
     """Return the epochs of a node, in their order."""
-    return [one.data for one in events_of(run) if one.event == "NodesGathered"]
+    return [event.data for event in events_of(run) if event.event == "NodesGathered"]
 
 
 def trains_again(run: Supervised) -> bool:

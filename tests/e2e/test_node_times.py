@@ -37,7 +37,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(3600)]
 def stepped_again(nodes: Machines, rank: int, since_ns: int) -> float:
     """Return after how many seconds a rank made a step that it had made before; 0 while it has not."""
     reached = 0
-    for step, at_ns in ((int(step), int(ns)) for who, step, ns in words_of(nodes.place / "progress") if who == str(rank)):
+    for step, at_ns in ((int(step), int(ns)) for writer, step, ns in words_of(nodes.place / "progress") if writer == str(rank)):
         if step <= reached:
             return (at_ns - since_ns) / 1e9
         reached = step
@@ -104,5 +104,5 @@ def test_the_others_step_again_within_20_s_of_a_host_that_vanishes_and_it_is_tak
 
 def third_rank_s(nodes: Machines, since_ns: int) -> float:
     """Return after how many seconds the third rank made a step; 0 while it has not."""
-    rows = [int(ns) for who, _, ns in words_of(nodes.place / "progress") if who == "2" and int(ns) > since_ns]
+    rows = [int(ns) for writer, _, ns in words_of(nodes.place / "progress") if writer == "2" and int(ns) > since_ns]
     return (rows[0] - since_ns) / 1e9 if rows else 0.0

@@ -118,8 +118,8 @@ class Cluster:
 
 def all_nodes(run: Supervised) -> dict[str, Any]:
     """Return what `status --all-nodes` shows on a node."""
-    found: dict[str, Any] = json.loads(run.ask("status", "--all-nodes", "--json").stdout)
-    return found
+    document: dict[str, Any] = json.loads(run.ask("status", "--all-nodes", "--json").stdout)
+    return document
 
 
 def selections(run: Supervised) -> list[dict[str, Any]]:
@@ -164,8 +164,8 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
 
 def running(run: Supervised) -> dict[str, Any] | None:
     """Return what the coordinator tells of all nodes, once all run: each tells with its next beat."""
-    told = all_nodes(run)  # they start for as long as their steps are not seen: a job without torch names none
-    return told if told["coordinator"] and {row["state"] for row in told["nodes"]} == {"starting"} else None
+    status = all_nodes(run)  # they start for as long as their steps are not seen: a job without torch names none
+    return status if status["coordinator"] and {row["state"] for row in status["nodes"]} == {"starting"} else None
 
 
 @pytest.mark.slow  # tests/cli/jobs/test_all_nodes.py, test_several_nodes.py and tests/report/test_reporter.py show the parts
@@ -190,14 +190,14 @@ def test_three_nodes_are_one_job_to_a_person_one_status_one_alert_and_one_story(
     go_on.touch()
     assert [run.exit_code(120) for run in nodes.runs] == [0] * 3
     alerts = [json.loads(path.read_text()) for path in sent.iterdir()]
-    assert sorted((one["event"], one["state"]) for one in alerts) == [
+    assert sorted((alert["event"], alert["state"]) for alert in alerts) == [
         ("opened", "firing"), ("resolved", "resolved"), ("resume_suspect", "firing"), ("resume_suspect", "resolved"),
         ("run_finished", "message"), ("run_started", "message"),
     ], "each once, and not once for each node"  # fmt: skip
-    (opened,) = [one for one in alerts if one["event"] == "opened"]
+    (opened,) = [alert for alert in alerts if alert["event"] == "opened"]
     assert (opened["rank"], opened["failed_on"]) == (1, f"{identity.node_name()}:1")
     where = [re.search(r"where +(rank 1 on \S+:1, step \w+, attempt 1)", " ".join(run.ask("why").stdout.split())) for run in nodes.runs]
-    assert len({found and found[1] for found in where}) == 1, "the same on every card"
+    assert len({match and match[1] for match in where}) == 1, "the same on every card"
     assert where[0] is not None
 
 
@@ -310,7 +310,7 @@ def test_whichever_rank_is_killed_during_a_save_all_nodes_resume_from_one_checkp
         in_time = [kill_in_a_save(nodes, rng)]
         while len(in_time) < count and in_time[-1] is not None:
             in_time.append(kill_in_a_save(nodes, rng))
-        killed = [one for one in in_time if one is not None]
+        killed = [kill for kill in in_time if kill is not None]
         assert killed, f"seed {seed}: the job was over before the first kill"
         assert [run.exit_code(180) for run in nodes.runs] == [0] * NODES, f"seed {seed}"
         chosen = [{row["agreement"]: row["chosen"] and row["chosen"]["step"] for row in selections(run)} for run in nodes.runs]

@@ -115,15 +115,15 @@ class Terminal:
 
 @pytest.fixture
 def terminal() -> Iterator[Callable[[], Terminal]]:
-    made: list[Terminal] = []
+    terminals: list[Terminal] = []
 
     def make() -> Terminal:
-        made.append(Terminal())
-        return made[-1]
+        terminals.append(Terminal())
+        return terminals[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for tty in terminals:
+        tty.close()
 
 
 #: In a pipe: the job and its run; what it resumes from; whether that was proven; where everything lies.
@@ -265,12 +265,12 @@ def test_torchruns_own_options_about_output_keep_their_meaning(
     alone = supervise(*words, place=tmp_path / "alone", around=surroundings(without_us=True))
     assert run.exit_code() == alone.exit_code() == 0
     shown = 0
-    for ours, theirs in ((run.stdout, alone.stdout), ("\n".join(not_ours(run.stderr)), alone.stderr)):
+    for our_text, their_text in ((run.stdout, alone.stdout), ("\n".join(not_ours(run.stderr)), alone.stderr)):
         for rank in "01":  # the ranks' lines mix as they come; each rank's own keep their order
-            mine = [line for line in ours.splitlines() if f"rank {rank} " in line]
-            assert mine == [line for line in theirs.splitlines() if f"rank {rank} " in line]
+            mine = [line for line in our_text.splitlines() if f"rank {rank} " in line]
+            assert mine == [line for line in their_text.splitlines() if f"rank {rank} " in line]
             shown += len(mine)
-        assert len(ours.splitlines()) == len(theirs.splitlines())
+        assert len(our_text.splitlines()) == len(their_text.splitlines())
     assert shown == {"--tee=3": 120, "--local-ranks-filter=0": 60}[option]
     if "filter" in option:
         assert log_of(run, "rank-1.out").decode() == "".join(f"rank 1 out {n}\n" for n in range(30))
@@ -528,14 +528,14 @@ def test_the_job_learns_of_a_window_that_changes_its_size(
 
 
 def test_few_lines_at_the_start_one_at_the_end_and_none_when_quiet(supervise: Run, tmp_path: Path) -> None:
-    said = supervise("python", "-c", "print('done')", place=tmp_path / "said")
+    usual = supervise("python", "-c", "print('done')", place=tmp_path / "said")
     quiet = supervise("python", "-c", "print('done')", options=["--set", "terminal.verbosity=quiet"], place=tmp_path / "quiet")
-    assert said.exit_code() == quiet.exit_code() == 0
-    lines = said.stderr.splitlines()
+    assert usual.exit_code() == quiet.exit_code() == 0
+    lines = usual.stderr.splitlines()
     assert len(lines) == OPENING_LINES + 1
     assert all(line.startswith("supervise: ") for line in lines)
     assert quiet.stderr == ""
-    assert said.stdout == quiet.stdout == "done\n"
+    assert usual.stdout == quiet.stdout == "done\n"
 
 
 @pytest.mark.slow

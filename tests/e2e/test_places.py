@@ -53,8 +53,8 @@ pytestmark = pytest.mark.process
 @pytest.fixture
 def group() -> Iterator[Path]:
     """A memory group with much less than the machine has."""
-    with memory_group(1500) as found:
-        yield found
+    with memory_group(1500) as cgroup:
+        yield cgroup
 
 
 def inside(tmp_path: Path, group: Path, *deny: str) -> tuple[str, ...]:
@@ -72,8 +72,8 @@ def inside(tmp_path: Path, group: Path, *deny: str) -> tuple[str, ...]:
 def warnings(run: Supervised) -> list[str]:
     """Return what was warned of, but for the load of a checkpoint, which no rank without torch is seen to do."""
     head = "supervise: warning: "
-    found = [line.removeprefix(head) for line in run.stderr.splitlines() if line.startswith(head)]
-    return [text for text in found if not text.startswith("resume not confirmed: no rank was seen to load")]
+    texts = [line.removeprefix(head) for line in run.stderr.splitlines() if line.startswith(head)]
+    return [text for text in texts if not text.startswith("resume not confirmed: no rank was seen to load")]
 
 
 def steps(run: Supervised) -> list[int]:

@@ -46,7 +46,7 @@ for step in range(100_000):
 
 def wait_for_steps(run: Supervised, step: int) -> None:
     """Await that some rank made `step`."""
-    wait_for(lambda: any(int(made) >= step for _, made in words_of(run.place / "steps")), f"step {step}", 60, alive=run.alive)
+    wait_for(lambda: any(int(number) >= step for _, number in words_of(run.place / "steps")), f"step {step}", 60, alive=run.alive)
 
 
 def wait_for_ask(run: Supervised) -> None:
@@ -54,7 +54,7 @@ def wait_for_ask(run: Supervised) -> None:
     wait_for(lambda: '"event":"SaveOnRequestSeen"' in run.journal(), "the script asks", 60, alive=run.alive)
 
 
-def told(run: Supervised) -> list[tuple[int, int]]:
+def seen_requests(run: Supervised) -> list[tuple[int, int]]:
     """Return the (rank, step) pairs at which ranks saw the save request."""
     return sorted((int(rank), int(step)) for rank, step in words_of(run.place / "told"))
 
@@ -71,7 +71,7 @@ def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_go
     began = time.monotonic()
     assert run.exit_code(deadline_s=10) == 75
     assert within(10, since=began)
-    ((_, step), (_, other)) = told(run)
+    ((_, step), (_, other)) = seen_requests(run)
     assert step == other
     assert (tmp_path / "ckpt" / f"step-{step:08d}.pt").exists()  # its name came a while after torch.save was over
     assert run.journal().count('"event":"Saved"') == 1
@@ -88,7 +88,7 @@ def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_go
     assert stopped.stdout.startswith("job e2e: stopped at ")
     assert stopped.stdout.splitlines()[0].endswith(" (exit code 75, the next start continues the run)")
     assert f" && supervise --job e2e --state-dir {again.state} " in stopped.stdout.partition("start it again: cd ")[2]
-    first, second, third, fourth = sorted(at for _, at in told(again))
+    first, second, third, fourth = sorted(at for _, at in seen_requests(again))
     assert first == second == step < third == fourth
 
 
@@ -100,7 +100,7 @@ def test_a_script_that_knows_nothing_is_stopped_in_good_time(supervise: Callable
     run.signal(signal.SIGUSR2)
     assert run.exit_code(deadline_s=10) == 75
     assert time.monotonic() - began < 10
-    assert told(run) == []
+    assert seen_requests(run) == []
     run.wait_for_nothing_left()
 
 
@@ -113,7 +113,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
     assert run.exit_code(deadline_s=12) == 143
     assert 5.5 < time.monotonic() - began < 10
     assert "no checkpoint was saved before the deadline" in run.stderr
-    assert len(told(run)) == 2
+    assert len(seen_requests(run)) == 2
 
 
 @pytest.mark.parametrize(("then", "signum"), [("ends", signal.SIGUSR1), pytest.param("continues", signal.SIGHUP, marks=pytest.mark.slow)])

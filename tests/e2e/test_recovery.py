@@ -115,7 +115,7 @@ def test_memory_of_the_machine_that_truly_runs_out_halves_the_workers_until_it_s
         run = supervise(*LOADER, "--hold-mib=300", options=("--knob", "num_workers=--workers"), around=surroundings(prefix=inside), **FAST)
         assert run.exit_code() == 0
         assert set(causes(run)) <= {"dataloader_worker", "host_oom"}
-        assert [one.get("num_workers") for one in overrides(run)][:3] == [None, None, "2"]
+        assert [values.get("num_workers") for values in overrides(run)][:3] == [None, None, "2"]
         last = overrides(run)[-1]["num_workers"]
         assert {workers for _, workers, _ in words_of(tmp_path / "workers")} == {last}
         run.wait_for_nothing_left()
@@ -142,17 +142,17 @@ def test_memory_that_truly_runs_out_above_8_ends_at_8_with_the_loss_curve_of_an_
 
     assert overrides(run) == [{}, {"batch_size": "16", "grad_accum": "2"}, {"batch_size": "8", "grad_accum": "4"}]
     assert causes(run) == ["cuda_oom", "cuda_oom"]
-    made, wanted = steps_of(tmp_path), steps_of(tmp_path, "alone")
+    steps, wanted = steps_of(tmp_path), steps_of(tmp_path, "alone")
     assert [step.step for step in wanted] == list(range(1, 9))
-    assert {step.micro for step in made} >= {32, 8}
-    assert {step.micro * step.accum for step in made} == {32}
-    last = {step.step: step for step in made}  # a step that was lost was made again
+    assert {step.micro for step in steps} >= {32, 8}
+    assert {step.micro * step.accum for step in steps} == {32}
+    last = {step.step: step for step in steps}  # a step that was lost was made again
     assert {(last[step].micro, last[step].accum) for step in range(5, 9)} == {(8, 4)}
     assert last[3].micro == 32
     for step in wanted:
         assert math.isclose(last[step.step].loss, step.loss, rel_tol=1e-5), (last[step.step], step)
     assert min(abs(step.own - step.loss) / step.loss for step in wanted) > 1e-4
-    assert all(abs(one.loss - other.loss) / one.loss > 1e-4 for one, other in pairwise(wanted))
+    assert all(abs(earlier.loss - other.loss) / earlier.loss > 1e-4 for earlier, other in pairwise(wanted))
     run.wait_for_nothing_left()
 
 
@@ -206,7 +206,7 @@ def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_wi
     assert min(step.step for step in steps_of(tmp_path) if step.attempt == 5) > 4  # from a checkpoint
     third.signal(signal.SIGTERM)
     third.exit_code()
-    assert [one.get("batch_size") for one in overrides(third)] == [None, "16", "8", "8", "8"]
+    assert [values.get("batch_size") for values in overrides(third)] == [None, "16", "8", "8", "8"]
 
     other = supervise(*command, "--tag=other", "--short=100000", options=options, **ONE_RANK)
     wait_for(lambda: [step for step in steps_of(tmp_path) if step.tag == "other"], "a step of the other command", 60, alive=other.alive)

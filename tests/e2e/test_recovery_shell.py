@@ -49,11 +49,11 @@ class Line:
 
 
 def trained(run: Supervised) -> list[Line]:
-    found = []
+    lines = []
     for line in (run.place / "log").read_text().splitlines() if (run.place / "log").exists() else ():
         rank, step, micro, accum, batch, visible, attempt = line.split()
-        found.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), visible, int(attempt)))
-    return found
+        lines.append(Line(int(rank), int(step), int(micro), int(accum), int(batch), visible, int(attempt)))
+    return lines
 
 
 def logged(run: Supervised, event: str) -> list[dict[str, Any]]:
@@ -65,7 +65,7 @@ def card_of(run: Supervised) -> list[str]:
     return next(path for path in sorted(run.state.glob("*/nodes/*/incidents/*/card.txt"), reverse=True)).read_text().splitlines()
 
 
-def ours(run: Supervised, *words: str) -> subprocess.CompletedProcess[str]:
+def on_node(run: Supervised, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command of ours that is about the node, not about a job."""
     argv = ["supervise", *words, "--state-dir", str(run.state)]
     return subprocess.run(argv, cwd=run.place, env=clean_environment(), capture_output=True, text=True, check=False)  # noqa: S603  our own
@@ -194,7 +194,7 @@ def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(sup
     (out,) = logged(run, "gpu.quarantined")
     assert (out["index"], out["uuid"], out["pci"]) == (1, B, "0000:5e:00.0")
     assert len(card_of(run)) <= 24
-    shown = ours(run, "nodes", "gpus", "--json")
+    shown = on_node(run, "nodes", "gpus", "--json")
     (row,) = [row for row in json.loads(shown.stdout)["gpus"] if not row["in_use"]]
     assert (row["uuid"], row["job"]) == (B, run.job)
     # the next start is refused before any rank is there, in the same words
@@ -204,8 +204,8 @@ def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(sup
     assert "`supervise nodes clear --state-dir /" in " ".join(again.stderr.split())  # the card folds its lines, and shortens a long path
     assert {line.attempt for line in trained(again)} == {1}  # of the run before
     assert logged(again, "attempt.started")[-1]["run_id"] == logged(again, "attempt.started")[0]["run_id"]
-    assert ours(run, "nodes", "clear", B).returncode == 0
-    assert [row for row in json.loads(ours(run, "nodes", "gpus", "--json").stdout)["gpus"] if not row["in_use"]] == []
+    assert on_node(run, "nodes", "clear", B).returncode == 0
+    assert [row for row in json.loads(on_node(run, "nodes", "gpus", "--json").stdout)["gpus"] if not row["in_use"]] == []
     run.wait_for_nothing_left()
 
 

@@ -241,7 +241,7 @@ def test_the_first_cause_is_reported_on_every_node_and_counted_there(supervise: 
     assert len({run.exit_code() for run in runs}) == 1
     assert len({run.attempts() for run in runs}) == 1
     for run in runs:
-        told = run.ask("why").stdout
-        assert "rank 1 exited with code 3" in told, told
-        assert "user_code" in told, told
-        assert "none, 100 % sure" not in told
+        answer = run.ask("why").stdout
+        assert "rank 1 exited with code 3" in answer, answer
+        assert "user_code" in answer, answer
+        assert "none, 100 % sure" not in answer

@@ -63,14 +63,14 @@ def children_of(parent: int) -> list[int]:
 
 def zombies_of(parent: int) -> list[int]:
     """Return the pids of its children that have ended and were not collected."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 state, ppid = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
                 if state == "Z" and int(ppid) == parent:
-                    found.append(int(entry.name))
-    return found
+                    pids.append(int(entry.name))
+    return pids
 
 
 @pytest.mark.slow

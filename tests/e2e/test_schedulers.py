@@ -65,20 +65,20 @@ def elastic(port: int) -> dict[str, str]:
 
 
 @pytest.mark.slow  # test_nodes.py and tests/slurm show the parts
-@pytest.mark.parametrize("who", ["slurm", "trainer", "elastic"])
-def test_two_nodes_meet(who: str, supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["slurm", "trainer", "elastic"])
+def test_two_nodes_meet(launcher: str, supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(MEETS)
     port = free_port()
-    given = [{"slurm": slurm(node), "trainer": trainer(node, port), "elastic": elastic(port)}[who] for node in range(2)]
+    given = [{"slurm": slurm(node), "trainer": trainer(node, port), "elastic": elastic(port)}[launcher] for node in range(2)]
     command = ["torchrun", str(tmp_path / "train.py")]
     runs = [supervise(*command, place=tmp_path / f"node-{node}", **given[node]) for node in range(2)]
     assert [run.exit_code(deadline_s=200) for run in runs] == [0, 0]
     seen = sorted(line for run in runs for line in run.stdout.splitlines() if line.startswith("met "))
-    if who == "slurm":
+    if launcher == "slurm":
         assert seen == ["met 0 of 2", "met 1 of 2"], "what completes torchrun is not for its ranks: they may run a torchrun, too"
         meet = 20_000 + 2 * (os.getpid() % 5_000)
-        told = f"node {{}} of 2: torchrun gets --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{meet} "
-        assert [run.stderr.count(told.format(node)) for node, run in enumerate(runs)] == [1, 1]
+        message = f"node {{}} of 2: torchrun gets --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{meet} "
+        assert [run.stderr.count(message.format(node)) for node, run in enumerate(runs)] == [1, 1]
         assert all(run.stderr.count("torchrun gets") == 1 for run in runs)
     else:
         assert [" ".join(line.split()[:4]) for line in seen] == ["met 0 of 2", "met 1 of 2"]
@@ -109,8 +109,8 @@ while not Path("saved").exists():
 def run_of(state: Path) -> tuple[list[str], int]:
     """Return the run of each start in a node's journal, and the number of incidents that were opened."""
     records = [json.loads(line)["rec"] for line in (state / "journal.jsonl").read_text().splitlines()]
-    opened = sum(1 for one in records if "OpenIncident" in str(one["body"].get("actions")))
-    return [one["body"]["run_id"] for one in records if one["kind"] == "run"], opened
+    opened = sum(1 for record in records if "OpenIncident" in str(record["body"].get("actions")))
+    return [record["body"]["run_id"] for record in records if record["kind"] == "run"], opened
 
 
 def test_a_job_that_slurm_starts_again_on_another_node_goes_on_with_its_run(supervise: Callable[..., Supervised], tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_each_checkpoint_is_verified_and_sent_by_one_node(
     runs_of: dict[str, set[str]] = {"rank0": set(), "rank1": set()}
     for path in mirror.rglob("data/*"):
         runs_of[path.name.partition("_")[0]].add(path.parts[-4])  # <job>/<run>/<checkpoint>/data/<file>
-    assert [len(found) for found in runs_of.values()] == [1, 1]
+    assert [len(names) for names in runs_of.values()] == [1, 1]
     assert runs_of["rank0"] != runs_of["rank1"], "each by the node whose rank saved it"
 
 

@@ -69,9 +69,9 @@ PHASES: dict[str, tuple[list[str], Callable[[Supervised], object]]] = {
 def test_term_ends_the_job_in_every_phase_with_143_and_is_no_failure(
     supervise: Callable[..., Supervised], tmp_path: Path, launcher: list[str], phase: str
 ) -> None:
-    told, reached = PHASES[phase]
+    options, reached = PHASES[phase]
     os.mkfifo(tmp_path / "fifo")
-    run = supervise(*launcher, *LONG, *told)
+    run = supervise(*launcher, *LONG, *options)
     wait_for(lambda: reached(run), f"the job is in {phase}", 30, alive=run.alive)
     run.signal(signal.SIGTERM)
     assert run.exit_code(deadline_s=10) == 143

@@ -133,8 +133,8 @@ class Soak:
             if self.season.defaults:
                 wait_for(self._got_further, "a checkpoint beyond the last one", 120, alive=self._again_if_ended)
             elif self.dice.random() < TRAINS_FIRST:
-                made = self._written()
-                wait_for(lambda made=made: self._written() > made, "a step", 120, alive=self._again_if_ended)  # type: ignore[misc]  # a bound loop variable
+                last_step = self._written()
+                wait_for(lambda last_step=last_step: self._written() > last_step, "a step", 120, alive=self._again_if_ended)  # type: ignore[misc]  # a bound loop variable
             time.sleep(self.dice.uniform(SOON_S, self.season.late_s))  # a random moment is the subject, no condition is waited for
             if self.run.process.poll() is None:
                 self._strike(self.dice.choices(["rank", "agent", "guardian", "supervisor", "reader", "term"], [6, 2, 2, 3, 2, 1])[0])
@@ -176,10 +176,10 @@ class Soak:
     def _pids(self, kind: str) -> list[int]:
         if kind == "supervisor":
             return [self.run.process.pid]
-        found = {pid: line for pid, line in processes_with(self.run.mark).items() if pid != self.run.process.pid}
+        processes = {pid: line for pid, line in processes_with(self.run.mark).items() if pid != self.run.process.pid}
         if kind == "rank":
-            return [pid for pid, line in found.items() if "jobs/soak" in line and KINDS["agent"] not in line]
-        return [pid for pid, line in found.items() if KINDS[kind] in line]
+            return [pid for pid, line in processes.items() if "jobs/soak" in line and KINDS["agent"] not in line]
+        return [pid for pid, line in processes.items() if KINDS[kind] in line]
 
     def _again_if_ended(self) -> bool:
         if self.run.process.poll() is not None:
@@ -212,8 +212,8 @@ class Soak:
 
     def reference(self, last: int) -> dict[int, str]:
         """Return step to digest of the checkpoints of an undisturbed training."""
-        found: dict[int, str] = self.job.reference(self.seeds, EVERY, last)
-        return found
+        losses: dict[int, str] = self.job.reference(self.seeds, EVERY, last)
+        return losses
 
     def check_disk(self, last: int) -> None:
         """Fail unless every checkpoint of the lineage lies there as it was saved."""

@@ -28,8 +28,8 @@ def test_what_each_rank_does_is_shown_while_the_job_goes_on(supervise: Callable[
         assert shown.stdout.startswith("-- rank of this node, a look of ")
         assert f"process {pid} " in shown.stdout
         assert "no_torch.py:" in shown.stdout.partition("-- stack of rank 0, the innermost call first")[2]
-    made = max(step for _, step in run.progress())
-    run.wait_for_step(made + 2)
+    last_step = max(step for _, step in run.progress())
+    run.wait_for_step(last_step + 2)
     other = run.ask("status", "--stacks", "--rank", "7")
     assert (other.returncode, "Name one of 0 with --rank" in other.stderr) == (64, True)
     run.signal(2)

@@ -39,8 +39,8 @@ def ready(run: Supervised, attempt: int, count: int = 2) -> list[int]:
     """Await that so many standbys wait beside an attempt; return their pids."""
 
     def look() -> list[int]:
-        found = logged(run, "standby.reported")[-1:]
-        return [pid for row in found if (row["attempt"], row["ready"]) == (attempt, count) for pid in row["pids"]]
+        rows = logged(run, "standby.reported")[-1:]
+        return [pid for row in rows if (row["attempt"], row["ready"]) == (attempt, count) for pid in row["pids"]]
 
     return wait_for(look, f"{count} standbys are ready beside attempt {attempt}", 90, alive=run.alive)
 

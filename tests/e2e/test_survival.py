@@ -68,7 +68,7 @@ def helpers_of(run: Supervised) -> dict[str, int]:
     return {"supervisor": run.process.pid, "guardian": guardian, "agent": started[0]}
 
 
-def ours(run: Supervised) -> set[int]:
+def attempt_pids(run: Supervised) -> set[int]:
     """Return every process of the run, `supervise` and its guardians apart: ranks, their launcher, daemons, loaders."""
     return {pid for pid, command in run.leftovers().items() if "/guardian" not in command}
 
@@ -107,8 +107,8 @@ def assert_second_attempt_went_on(run: Supervised) -> None:
     assert first is None
     assert second is not None
     assert second >= 10
-    made = [step for rank, step in run.progress() if rank == 0]
-    assert (made.count(1), made.count(second), made.count(second + 1) > 0) == (1, 1, True)
+    steps = [step for rank, step in run.progress() if rank == 0]
+    assert (steps.count(1), steps.count(second), steps.count(second + 1) > 0) == (1, 1, True)
 
 
 @pytest.fixture
@@ -123,8 +123,8 @@ def test_kill_9_of_the_agent_leaves_nothing_of_the_attempt_and_the_job_goes_on(s
     """test_reviews.py kills the guardian."""
     run = supervise(*TORCHRUN, NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON, options=RESUMING)
     run.wait_for_step(12)
-    wait_for(lambda: len(ours(run)) == 5, "two ranks, two daemons, what started them", alive=run.alive)
-    attempt = ours(run)
+    wait_for(lambda: len(attempt_pids(run)) == 5, "two ranks, two daemons, what started them", alive=run.alive)
+    attempt = attempt_pids(run)
     assert_gone(attempt, strike(helpers_of(run)["agent"]))
     (run.place / "go-on").touch()
     assert run.exit_code() == 0
@@ -164,9 +164,9 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
-    wait_for(lambda: len(ours(first)) == 5, "two ranks, two daemons, what started them", alive=first.alive)
-    attempt = {*ours(first), helpers_of(first)["guardian"]}
-    assert_gone(attempt, strike(*(helpers_of(first)[who] for who in killed)))
+    wait_for(lambda: len(attempt_pids(first)) == 5, "two ranks, two daemons, what started them", alive=first.alive)
+    attempt = {*attempt_pids(first), helpers_of(first)["guardian"]}
+    assert_gone(attempt, strike(*(helpers_of(first)[helper] for helper in killed)))
     first.exit_code(5)
     first.wait_for_nothing_left(0)
 
@@ -223,8 +223,8 @@ def test_the_step_of_an_attempt_that_died_with_its_supervisor_is_its_last(superv
     reached = int((first.place / "step").read_text())
     assert f"step {reached}" in first.ask("status").stdout
     second = supervise(sys.executable, str(script))
-    told = second.wait_for_line(r"and its attempt with it at step (\d+)(?! or later)")
-    assert int(told[1]) - reached in {0, 1}  # the file may have been written, or not
+    match = second.wait_for_line(r"and its attempt with it at step (\d+)(?! or later)")
+    assert int(match[1]) - reached in {0, 1}  # the file may have been written, or not
     second.process.terminate()
     second.exit_code()
 
@@ -305,8 +305,8 @@ def test_term_ends_a_job_whose_agent_is_stopped(supervise: Callable[..., Supervi
 def test_a_helper_that_is_killed_while_the_ranks_may_still_save_ends_the_wait(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, NO_TORCH, "--steps=100000", *STEADY, *DAEMON, "--ignore-term")
     run.wait_for_step(3)
-    wait_for(lambda: len(ours(run)) == 5, "agent, ranks and their daemons", alive=run.alive)
-    attempt = ours(run)
+    wait_for(lambda: len(attempt_pids(run)) == 5, "agent, ranks and their daemons", alive=run.alive)
+    attempt = attempt_pids(run)
     run.signal(signal.SIGTERM)
     run.wait_for_line("SIGTERM: ranks are asked to end, killed in 30 s")
     assert_gone(attempt, strike(helpers_of(run)["agent"]))
@@ -375,7 +375,7 @@ def test_kill_9_of_a_dataloader_worker_is_survived(supervise: Callable[..., Supe
     run = supervise(*ONE_RANK, *job, options=RESUMING)
     run.wait_for_step(12)
     (loader,) = children_of(run.rank_pids()[0])
-    attempt = ours(run)
+    attempt = attempt_pids(run)
     assert len(attempt) == 3  # the agent, a rank, its loader
     assert_gone(attempt - {helpers_of(run)["agent"]}, strike(loader))
     (run.place / "go-on").touch()

@@ -30,8 +30,8 @@ def leaves_after(line: str) -> str:
     return f"print({line!r}, file=sys.stderr)\nsys.exit(1)"
 
 
-def losses(one: str) -> str:
-    return f"for step in range(9):\n    print('step', step, {one!r})\nsys.exit(1)"
+def losses(figure: str) -> str:
+    return f"for step in range(9):\n    print('step', step, {figure!r})\nsys.exit(1)"
 
 
 CHAIN = "try:\n    {{}}['labels']\nexcept KeyError as error:\n    raise RuntimeError('training failed') from {cause}"

@@ -64,14 +64,14 @@ LIBRARIES = {
 @pytest.fixture
 def temporary(tmp_path: Path) -> Iterator[Callable[[Library], Path]]:
     """Give a function that makes a place for temporary files."""
-    made: list[Path] = []
+    places: list[Path] = []
 
     def make(library: Library) -> Path:
-        made.append(Path(tempfile.mkdtemp(dir="/dev/shm" if library.away else tmp_path, prefix="torn-")))  # noqa: S108  another file system
-        return made[-1]
+        places.append(Path(tempfile.mkdtemp(dir="/dev/shm" if library.away else tmp_path, prefix="torn-")))  # noqa: S108  another file system
+        return places[-1]
 
     yield make
-    for place in made:
+    for place in places:
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -99,8 +99,8 @@ def final(run: Supervised) -> list[str]:
 def our_verdicts(out: Path) -> dict[str, str]:
     """Return the verdict of `supervise checkpoints verify --json` on each thing that lies there, by name."""
     words = ["supervise", "checkpoints", "verify", "--json", *map(str, sorted(out.iterdir()))]
-    said = subprocess.run(words, capture_output=True, text=True, check=False).stdout  # noqa: S603  the program under test
-    return {Path(row["path"]).name: row["verdict"] for row in map(json.loads, said.splitlines())}
+    output = subprocess.run(words, capture_output=True, text=True, check=False).stdout  # noqa: S603  the program under test
+    return {Path(row["path"]).name: row["verdict"] for row in map(json.loads, output.splitlines())}
 
 
 def names_in(checkpoint: Path) -> set[str]:
@@ -175,6 +175,6 @@ def test_it_goes_on_from_a_whole_checkpoint_and_comes_to_the_same_end(  # noqa: 
             left = min(KILLS_OF_A_RUN, kills - len(series.strikes))
             series.struck(number, left, temporary(library), declared=number % 2 == 0)
     counts = Counter(strike.left for strike in series.strikes)
-    sys.stdout.write(f"{name}: {len(series.strikes)} kills: " + ", ".join(f"{what} {n}" for what, n in sorted(counts.items())) + "\n")
+    sys.stdout.write(f"{name}: {len(series.strikes)} kills: " + ", ".join(f"{outcome} {n}" for outcome, n in sorted(counts.items())) + "\n")
     assert len(series.strikes) >= kills
     assert counts["torn"] * 2 >= kills, "invalid: too few kills left something torn"

@@ -36,10 +36,10 @@ FAILING = ["--fail-rank=0", "--fail-at-step=100", "--fail-once-file=failed"]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[FreezableFs]:
-    with mounts.freezable(tmp_path / "disk") as found:
-        (found.place / "file").touch()
-        found.freeze()
-        yield found
+    with mounts.freezable(tmp_path / "disk") as volume:
+        (volume.place / "file").touch()
+        volume.freeze()
+        yield volume
 
 
 def job(disk: FreezableFs, *more: str) -> list[str]:
@@ -52,7 +52,7 @@ def stuck_writer(run: Supervised) -> int:
     """Return the pid of the child once it waits in the kernel."""
     file = run.place / "writer"
     pid = int(wait_for(lambda: file.exists() and file.read_text().endswith("\n") and file.read_text(), "the child", 60))
-    wait_for(lambda: (found := process_tree.read(pid)) and found.state == "D", "state D")
+    wait_for(lambda: (process := process_tree.read(pid)) and process.state == "D", "state D")
     return pid
 
 

@@ -64,14 +64,14 @@ class SavedFiles:
         """Return each checkpoint and each temporary file, links apart."""
         aside = self.out.parent / ".supervise-aside"
         there = [*self.out.glob("*"), *aside.glob("torn-*"), *(path for path in self.temporary.glob("tmp*") if path.is_file())]
-        found = {str(path): identity_of(str(path)) for path in there if not path.is_symlink()}
-        return {path: identity for path, identity in found.items() if identity is not None}
+        identities = {str(path): identity_of(str(path)) for path in there if not path.is_symlink()}
+        return {path: identity for path, identity in identities.items() if identity is not None}
 
     def judge(self, path: str, identity: Identity) -> tuple[Verdict, int | None]:
         """Return verdict and step."""
         if identity not in self.judged:
-            found = verify(path)
-            self.judged[identity] = found.verdict, found.step
+            checkpoint = verify(path)
+            self.judged[identity] = checkpoint.verdict, checkpoint.step
         return self.judged[identity]
 
     def newest(self, prefix: str) -> int:
@@ -126,8 +126,8 @@ class Killer:
                 self._strike(pids, saves + self._dice.randint(1, 2))
 
     def _ranks(self) -> dict[int, int]:
-        told = {int(rank): int(pid) for _, rank, pid in self._events("rank")}
-        return told if len(told) == self._world and all(map(is_running, told.values())) else {}
+        pids = {int(rank): int(pid) for _, rank, pid in self._events("rank")}
+        return pids if len(pids) == self._world and all(map(is_running, pids.values())) else {}
 
     def _assess(self, resumed: int) -> None:
         """Say what the last kill left, and what the script made of it."""
@@ -147,7 +147,7 @@ class Killer:
         _, step, since = begun[number - 1]
         if int(step) == self._spared:
             return
-        took_s = [float(end) - float(begin) for (_, one, begin), (_, other, end) in self._saves() if one == other]
+        took_s = [float(end) - float(begin) for (_, begun_step, begin), (_, other, end) in self._saves() if begun_step == other]
         after_s = self._dice.uniform(0.0, median(took_s) if took_s else FIRST_S)
         if self._files.away:  # what it saves is pickled first, and written to a temporary file, for each of its two files
             self._await_temporary(self._dice.randint(1, 2))
@@ -169,7 +169,7 @@ class Killer:
 
     def _saves(self) -> list[tuple[list[str], list[str]]]:
         events = self._events("saving", "saved")
-        return [(one, other) for one, other in pairwise(events) if one[0] == "saving" and other[0] == "saved"]
+        return [(begin, other) for begin, other in pairwise(events) if begin[0] == "saving" and other[0] == "saved"]
 
     def counts(self) -> Counter[str]:
         """Return how often what was left."""

@@ -28,7 +28,7 @@ def listing(*places: Path, without: Iterable[Path] = ()) -> Listing:
     files: set[Path] = set()
     for place in places:
         files |= {Path(directory, name) for directory, _, names in os.walk(place) for name in names} if place.is_dir() else {place}
-    kept = [file for file in files if file.is_file() and not any(file.is_relative_to(one) for one in without)]
+    kept = [file for file in files if file.is_file() and not any(file.is_relative_to(folder) for folder in without)]
     return sorted((str(file), file.stat().st_ino, hashlib.sha256(file.read_bytes()).hexdigest()) for file in kept)
 
 

@@ -133,15 +133,15 @@ def masked(text: str) -> str:
     return re.sub(r"\d+(?:\.\d+)?", "0", text)
 
 
-def rows(told: str) -> dict[str, str]:
+def rows(report: str) -> dict[str, str]:
     """Return the text of each row of what `supervise why` prints, by its label; folded lines are joined."""
-    found: dict[str, str] = {}
-    _, *lines = told.splitlines()
+    texts: dict[str, str] = {}
+    _, *lines = report.splitlines()
     label, begin = "", len(lines[0]) - len(lines[0].removeprefix("  what").lstrip())
     for line in lines:
         label = line[2:begin].strip() or label
-        found[label] = " ".join([*filter(None, [found.get(label, "")]), line[begin:].strip()])
-    return {label: masked(text) for label, text in found.items()}
+        texts[label] = " ".join([*filter(None, [texts.get(label, "")]), line[begin:].strip()])
+    return {label: masked(text) for label, text in texts.items()}
 
 
 def drawn(picture: str) -> str:

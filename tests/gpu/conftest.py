@@ -25,22 +25,22 @@ def listed() -> list[str]:
 @pytest.fixture(scope="session")
 def gpus() -> list[str]:
     """The UUIDs of this node's GPUs."""
-    found = [uuid for uuid in listed() if uuid.startswith("GPU-")]
-    if not found:
+    uuids = [uuid for uuid in listed() if uuid.startswith("GPU-")]
+    if not uuids:
         pytest.skip("no NVIDIA GPU is here: nvidia-smi lists none")
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip(f"torch {torch.__version__} cannot use the GPU that nvidia-smi lists")
-    return found
+    return uuids
 
 
 @pytest.fixture(scope="session")
 def mig() -> list[str]:
     """The UUIDs of MIG instances."""
-    found = [uuid for uuid in listed() if uuid.startswith("MIG-")]
-    if not found:
+    uuids = [uuid for uuid in listed() if uuid.startswith("MIG-")]
+    if not uuids:
         pytest.skip("no MIG instance is here: `nvidia-smi mig` makes them, as root")
-    return found
+    return uuids
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def test_a_gpu_that_is_really_out_of_memory_halves_the_batch(gpus: list[str], ru
 def test_the_gpus_are_listed_as_nvidia_smi_names_them(gpus: list[str]) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"} | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     seen = visible_gpus.visible_gpus(environ)
-    assert [one.uuid for one in seen] == gpus
-    assert all(Path("/sys/bus/pci/devices", one.pci).exists() for one in seen)
+    assert [gpu.uuid for gpu in seen] == gpus
+    assert all(Path("/sys/bus/pci/devices", gpu.pci).exists() for gpu in seen)
     assert visible_gpus.from_nvml(Runner().sweep(("nvml",), Ask()), environ) == seen
 
 

@@ -41,11 +41,11 @@ def test_a_gpu_is_described_as_it_is(swept: Readings) -> None:
 
 
 def test_no_check_trips_over_what_it_says(swept: Readings) -> None:
-    assert [one for one in judge(swept, swept) if "the check itself failed" in one.reason or "was not read" in one.reason] == []
+    assert [result for result in judge(swept, swept) if "the check itself failed" in result.reason or "was not read" in result.reason] == []
 
 
 def test_a_gpu_that_answers_is_not_lost(swept: Readings) -> None:
-    assert {one.result for one in judge(swept) if one.check in {"gpu_driver", "gpu_count"}} == {Result.OK}
+    assert {result.result for result in judge(swept) if result.check in {"gpu_driver", "gpu_count"}} == {Result.OK}
 
 
 def test_a_session_that_lasts_says_the_same(swept: Readings) -> None:
@@ -53,6 +53,6 @@ def test_a_session_that_lasts_says_the_same(swept: Readings) -> None:
     first, second = (runner.sample(PROBES, Ask()) for _ in range(2))
     runner.close()
     names = [
-        {(one.subject, one.name) for one in sweep if one.probe == "nvml" and one.name != "gpu.events"} for sweep in (swept, first, second)
+        {(row.subject, row.name) for row in sweep if row.probe == "nvml" and row.name != "gpu.events"} for sweep in (swept, first, second)
     ]
     assert names[0] == names[1] == names[2]

@@ -105,16 +105,16 @@ class Side:
                 os.close(fd)
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 30.0, what: str = "the condition") -> float:
+def until(condition: Callable[[], bool], timeout_s: float = 30.0, subject: str = "the condition") -> float:
     """Wait for a condition; returns how long it took."""
     began = time.monotonic()
-    wait_for(condition, what, timeout_s)
+    wait_for(condition, subject, timeout_s)
     return time.monotonic() - began
 
 
 def read_pid(file: Path) -> int:
     """Wait for a pid that a process writes of itself, newline last."""
-    until(lambda: file.exists() and file.read_text().endswith("\n"), what=str(file))
+    until(lambda: file.exists() and file.read_text().endswith("\n"), subject=str(file))
     return int(file.read_text())
 
 
@@ -130,4 +130,4 @@ def side(tmp_path: Path) -> Iterator[Callable[..., Side]]:
     yield make
     for side in sides:
         side.close()
-        until(lambda side=side: not is_running(side.hello["pid"]), what="the end of the guardian")
+        until(lambda side=side: not is_running(side.hello["pid"]), subject="the end of the guardian")

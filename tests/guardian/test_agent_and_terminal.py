@@ -108,10 +108,10 @@ def test_what_an_agent_prints_before_its_first_attempt_is_logged_with_that_attem
     )
     if ends:
         driver.wait("exited", pid=early["pid"])
-    until(lambda: tails(driver) == ["early\n"], what="the first line")
+    until(lambda: tails(driver) == ["early\n"], subject="the first line")
     assert not list(driver.directory.iterdir())
     driver.call("log_dir", 1, str(driver.logs()))
-    until(lambda: (driver.logs() / "agent.out").exists() and "early" in (driver.logs() / "agent.out").read_text(), what="the log")
+    until(lambda: (driver.logs() / "agent.out").exists() and "early" in (driver.logs() / "agent.out").read_text(), subject="the log")
     driver.call("end", "all", grace_s=0.0)
     driver.wait("ended")
     assert (driver.logs() / "agent.out").read_text() == "early\n"

@@ -66,7 +66,7 @@ def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: 
         os.kill(pids[0], signal.SIGKILL)
     began = time.monotonic()
     driver.process.kill()
-    until(lambda: not any(map(is_running, [*pids, driver.hello["pid"]])), timeout_s=60.0, what="the end of all")
+    until(lambda: not any(map(is_running, [*pids, driver.hello["pid"]])), timeout_s=60.0, subject="the end of all")
     assert within(4.5, since=began)
 
 
@@ -112,7 +112,7 @@ def test_a_stopped_process_does_not_wait_for_the_grace(side: Callable[..., Side]
     driver = side()
     driver.run([sys.executable, "-c", "import os, signal; print('up', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"])
     pid = driver.seen[-1]["pid"]
-    until(lambda: _state(pid) == "T", what="the stop")
+    until(lambda: _state(pid) == "T", subject="the stop")
     began = time.monotonic()
     driver.call("end", "all", grace_s=10.0)
     driver.wait("ended")
@@ -233,7 +233,7 @@ def test_after_finish_a_daemon_lives_on_is_listed_once_and_may_still_write(side:
     time.sleep(0.3)
     assert is_running(daemon)
     (tmp_path / "go").touch()
-    until((tmp_path / "written").exists, what="a daemon that writes without SIGPIPE")
+    until((tmp_path / "written").exists, subject="a daemon that writes without SIGPIPE")
     until(lambda: b"late words" in out.read_bytes())
 
 
@@ -414,7 +414,7 @@ def stuck(side: Callable[..., Side]) -> Iterator[tuple[Side, int]]:
     driver = side(wrap=WITHOUT_KILL)
     driver.run([sys.executable, "-c", UNKILLABLE])
     pid = read_pid(driver.directory / "unkillable")
-    until(lambda: "\nUid:\t65534" in Path(f"/proc/{pid}/status").read_text(), what="the other user")
+    until(lambda: "\nUid:\t65534" in Path(f"/proc/{pid}/status").read_text(), subject="the other user")
     yield driver, pid
     os.kill(pid, signal.SIGKILL)
 

@@ -51,7 +51,7 @@ def test_it_is_not_said_after_a_run_that_was_declared_over(side: Callable[..., S
         coordinator.settimeout(0.0)
         node.call("last_word", "127.0.0.1", coordinator.getsockname()[1], "node b is gone")
         node.finish()
-        until(lambda: not is_running(node.hello["pid"]), what="the end of the guardian")
+        until(lambda: not is_running(node.hello["pid"]), subject="the end of the guardian")
         with pytest.raises(BlockingIOError):
             coordinator.accept()
 

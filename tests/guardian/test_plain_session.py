@@ -82,8 +82,8 @@ class Loop:
     def signal(self, signum: int, to: str) -> None:
         self._guardian.call("signal", signum, to=to)
 
-    def end(self, what: str, *, grace_s: float, signum: int) -> None:
-        self._guardian.call("end", what, grace_s=grace_s, signum=signum)
+    def end(self, scope: str, *, grace_s: float, signum: int) -> None:
+        self._guardian.call("end", scope, grace_s=grace_s, signum=signum)
 
     def stop(self, signum: int) -> None:
         self.state = JobState(stage=Stage.STOPPING, attempt=Attempt(number=1), run=Run(stop=StopRequest(signum, 1, 0.0)))

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 def bus(root: Path, *gpus: str, switches: int = 0, gone: str = "", files: int | None = None) -> Ask:
     """Make GPUs at addresses (and functions beside them that are none), and return where to look."""
-    made = [(gpu, "0x030200") for gpu in gpus] + [(f"{gpu[:-1]}1", "0x040300") for gpu in gpus]
-    made += [(f"0000:c{number}:00.0", "0x068000") for number in range(switches)]
+    devices = [(gpu, "0x030200") for gpu in gpus] + [(f"{gpu[:-1]}1", "0x040300") for gpu in gpus]
+    devices += [(f"0000:c{number}:00.0", "0x068000") for number in range(switches)]
     (root / "sys/bus/pci/devices").mkdir(parents=True)
-    for address, kind in made:
+    for address, kind in devices:
         device = root / "sys/bus/pci/devices" / address
         device.mkdir()
         for name, text in (("vendor", "0x10de"), ("class", kind), ("current_link_width", "16"), ("max_link_width", "16")):
@@ -92,8 +92,8 @@ def test_each_gpu_that_is_not_there_is_named_once(tmp_path: Path) -> None:
     check = registry.checks()["gpu_count"]
     errors = [Reading("nvml", "gpu:GPU-1", "gpu.errors", [{"code": 15}])]
     assert list(check(seen(A, B, C) + Readings(errors) + on_bus, None, Thresholds())) == [], "gpu_errors speaks of it"
-    assert [one.subject for one in check(seen(A, B, C) + on_bus, None, Thresholds())] == ["gpu:GPU-1"]
-    assert [one.subject for one in check(seen(A) + on_bus, None, Thresholds())] == [f"pci:{B}", f"pci:{C}"]
+    assert [result.subject for result in check(seen(A, B, C) + on_bus, None, Thresholds())] == ["gpu:GPU-1"]
+    assert [result.subject for result in check(seen(A) + on_bus, None, Thresholds())] == [f"pci:{B}", f"pci:{C}"]
     nameless = [
         Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": "", "refused": "words"}),
         Reading("nvml", "gpu:#1", "gpu.errors", [{"code": 15}]),

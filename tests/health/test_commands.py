@@ -76,9 +76,9 @@ def of_path(name: str) -> list[list[CheckResult]]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_name_in_a_command_is_one_word_of_a_shell(name: str) -> None:
-    for found in of_path(name):
-        commands = offered(found)
-        assert any(name in word for command in commands for word in shlex.split(command)), (found, "the name stands in it")
+    for result in of_path(name):
+        commands = offered(result)
+        assert any(name in word for command in commands for word in shlex.split(command)), (result, "the name stands in it")
         for command in commands:
             for word in shlex.split(command):
                 assert name in word or not any(part in word for part in ("reboot", "id`", "Drive", "it's", "a&b")), command

@@ -114,11 +114,11 @@ def readings(read: Mapping[str, Json]) -> Readings:
 @pytest.mark.parametrize("row", TABLE, ids=[f"{at}-{row.check}" for at, row in enumerate(TABLE)])
 def test_the_table(row: Row) -> None:
     before = None if row.before is None else readings(row.before)
-    [found] = registry.checks()[row.check](readings(row.read), before, Thresholds())
-    assert (found.result, found.repair, found.blocks) == (row.result, row.repair, row.blocks), found
-    assert row.words in found.reason
-    assert are_apart(found), found
-    assert found.subject == (HOST if row.check == "disk_nvme" else DATA)
+    [result] = registry.checks()[row.check](readings(row.read), before, Thresholds())
+    assert (result.result, result.repair, result.blocks) == (row.result, row.repair, row.blocks), result
+    assert row.words in result.reason
+    assert are_apart(result), result
+    assert result.subject == (HOST if row.check == "disk_nvme" else DATA)
 
 
 def test_every_check_of_the_disks_is_in_the_table() -> None:

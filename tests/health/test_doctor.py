@@ -82,8 +82,8 @@ def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path:
     ],
 )
 def test_the_last_line_is_the_verdict_and_the_one_before_has_the_time(results: list[Result], verdict: str) -> None:
-    found = [CheckResult(f"check_{number}", "host", result, f"reason {number}") for number, result in enumerate(results)]
-    lines = shown(Diagnosis(tuple(found), (), 0.25, 1795434400.0, Readings()))
+    check_results = [CheckResult(f"check_{number}", "host", result, f"reason {number}") for number, result in enumerate(results)]
+    lines = shown(Diagnosis(tuple(check_results), (), 0.25, 1795434400.0, Readings()))
     assert lines[-1] == verdict
     assert f", {stamped(1795434400.0).rstrip()}, in 0.2 s" in lines[-2]
 
@@ -141,12 +141,12 @@ def test_json_is_one_object_and_the_job_s_own_paths_port_and_room_are_looked_at(
         "command": "nvidia-smi -pm 1 -i 0000:11:00.0", "look": [], "blocks": False, "t": None,
     }]  # fmt: skip
     assert sum(document["counts"].values()) == len(document["results"])
-    told = {(row["check"], row["subject"]): row for row in document["results"]}
-    assert told["disk_paths", f"path:{kept}"]["result"] == "ok"
-    room = told["disk_space", f"path:{kept}"]
+    rows = {(row["check"], row["subject"]): row for row in document["results"]}
+    assert rows["disk_paths", f"path:{kept}"]["result"] == "ok"
+    room = rows["disk_space", f"path:{kept}"]
     assert (room["result"], room["blocks"]) == ("failed", True)
     assert "one checkpoint takes" in room["reason"]
-    assert f"port {port} is taken: process {os.getpid()} (" in told["net_ports", f"listen:{port}"]["reason"]
+    assert f"port {port} is taken: process {os.getpid()} (" in rows["net_ports", f"listen:{port}"]["reason"]
 
 
 @pytest.mark.parametrize(

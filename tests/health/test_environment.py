@@ -91,7 +91,7 @@ TABLE = [
 ]
 
 
-def said(check: str, now: Readings, before: Readings | None = None) -> list[CheckResult]:
+def results_of(check: str, now: Readings, before: Readings | None = None) -> list[CheckResult]:
     return list(registry.checks()[check](now, before, Thresholds()))
 
 
@@ -104,10 +104,10 @@ def test_the_table(row: Row) -> None:
     now = readings(row.read)
     if row.problem:
         now += Readings([Reading("environment", HOST, "env.code", None, row.problem)])
-    [found] = said(row.check, now, None if row.before is None else readings(row.before))
-    assert (found.result, found.repair, found.blocks) == (row.result, row.repair, False), found
-    assert row.words in found.reason
-    assert are_apart(found), found
+    [result] = results_of(row.check, now, None if row.before is None else readings(row.before))
+    assert (result.result, result.repair, result.blocks) == (row.result, row.repair, False), result
+    assert row.words in result.reason
+    assert are_apart(result), result
 
 
 def node(mtu: int = 9000, **changes: Json) -> Readings:
@@ -138,14 +138,14 @@ def node(mtu: int = 9000, **changes: Json) -> Readings:
 )
 def test_what_differs_across_nodes_is_shown_with_who_differs(other: Readings, result: Result, words: str) -> None:
     nodes = {f"n{at}": node() for at in range(3)}
-    [found] = said("env_nodes", node() + node_environments.merge_nodes({**nodes, "n3": other}))
-    assert (found.result, found.subject) == (result, HOST)
-    assert words in found.reason
+    [check_result] = results_of("env_nodes", node() + node_environments.merge_nodes({**nodes, "n3": other}))
+    assert (check_result.result, check_result.subject) == (result, HOST)
+    assert words in check_result.reason
 
 
 def test_a_node_alone_is_not_compared() -> None:
-    [found] = said("env_nodes", node() + node_environments.merge_nodes({"n0": node()}))
-    assert found.result is SKIPPED
+    [result] = results_of("env_nodes", node() + node_environments.merge_nodes({"n0": node()}))
+    assert result.result is SKIPPED
 
 
 def test_every_check_of_the_environment_is_held_here() -> None:
@@ -154,8 +154,8 @@ def test_every_check_of_the_environment_is_held_here() -> None:
 
 def test_versions_are_those_of_this_interpreter_and_torch_is_not_imported() -> None:
     script = """import sys; from health.model import Ask; from health.probes import environment
-told = [one.value for one in environment.read(Ask()) if one.name == "env.versions"][0]
-print(told["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
+versions = [reading.value for reading in environment.read(Ask()) if reading.name == "env.versions"][0]
+print(versions["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
     done = subprocess.run(  # noqa: S603 -- ours
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True, cwd=Path(__file__).parents[2]
     )
@@ -219,7 +219,7 @@ def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
         subprocess.run(command, check=True, capture_output=True, timeout=120, env=environ)  # noqa: S603 -- git
 
     def read() -> Readings:
-        return Readings(one for one in environment.read(Ask(options={"code": str(tmp_path)})) if one.name == "env.code")
+        return Readings(reading for reading in environment.read(Ask(options={"code": str(tmp_path)})) if reading.name == "env.code")
 
     assert read().problem("env.code") == NOT_SUPPORTED, "no work tree"
     git("init", "-b", "trunk")
@@ -232,8 +232,8 @@ def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(2)\n", "ascii")
     dirty = read()
     assert (dirty.table("env.code")["head"], dirty.table("env.code")["dirty"]) == (row["head"], 1)
-    [found] = said("env_code", dirty, clean)
-    assert found.result is DEGRADED
+    [result] = results_of("env_code", dirty, clean)
+    assert result.result is DEGRADED
 
 
 @pytest.mark.process
@@ -242,6 +242,6 @@ def test_all_that_git_is_asked_has_one_budget(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "git").chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(environment, "_GIT_S", 1.0)
-    (code,) = [one for one in environment.read(Ask(options={"code": str(tmp_path)})) if one.name == "env.code"]
+    (code,) = [reading for reading in environment.read(Ask(options={"code": str(tmp_path)})) if reading.name == "env.code"]
     assert code.problem.startswith("git: ")
     assert "timed out" in code.problem

@@ -236,7 +236,7 @@ ROWS = (
 )
 
 
-def found(results: tuple[CheckResult, ...], check: str, gpu: int | None) -> CheckResult:
+def result_of(results: tuple[CheckResult, ...], check: str, gpu: int | None) -> CheckResult:
     subject = "host" if gpu is None else GPU.format(gpu)
     there = [result for result in results if result.check == check and result.subject == subject]
     assert len(there) == 1, [result for result in results if result.check == check]
@@ -264,7 +264,7 @@ def is_judged(row: Row, fake_nvml: FakeNvml, runner: Runner, tmp_path: Path) -> 
         before = runner.sample(probes, ask)
     fake_nvml.set(row.state)
     results = judge(runner.sample(probes, ask), before)
-    outcome = found(results, row.check, row.gpu)
+    outcome = result_of(results, row.check, row.gpu)
     assert (outcome.result, outcome.repair, outcome.blocks) == (row.result, row.repair, row.blocks), outcome
     assert row.reason in outcome.reason
     assert outcome.result in {OK, SKIPPED, UNKNOWN} or outcome.evidence or outcome.command or outcome.look
@@ -302,7 +302,7 @@ def test_what_a_gpu_does_not_know_is_no_fault(state: dict[str, object], fake_nvm
     fake_nvml.set(state)
     results = judge(runner.sweep(("nvml", "pci", "driver"), Ask()))
     assert {result.result for result in results} <= {OK, SKIPPED}, [result for result in results if result.result not in {OK, SKIPPED}]
-    assert found(results, "gpu_temperature", 1).result is OK
+    assert result_of(results, "gpu_temperature", 1).result is OK
 
 
 @pytest.mark.process
@@ -323,11 +323,11 @@ def test_a_gpu_that_cannot_be_looked_up_is_named_by_what_it_was(fake_nvml: FakeN
     fake_nvml.set({"1.lost": 1, "1.err.nvmlDeviceGetHandleByIndex_v2": 999})
     runner.sample(("nvml",), Ask())  # the session learns that it must open the library anew
     results = judge(runner.sample(("nvml", "pci", "driver"), Ask()), before)
-    outcome = found(results, "gpu_errors", 1)
+    outcome = result_of(results, "gpu_errors", 1)
     assert (outcome.result, outcome.repair, outcome.blocks) == (FAILED, Repair.REBOOT, True)
-    assert found(results, "gpu_errors", 0).result is OK
+    assert result_of(results, "gpu_errors", 0).result is OK
     fresh = judge(Runner(environ=fake_nvml.environ).sweep(("nvml", "pci", "driver"), Ask()))
-    assert [one.subject for one in fresh if one.result is FAILED] == ["gpu:#1"]
+    assert [result.subject for result in fresh if result.result is FAILED] == ["gpu:#1"]
 
 
 @pytest.mark.process
@@ -336,14 +336,14 @@ def test_a_gpu_that_stays_lost_does_not_open_the_library_again_and_again(fake_nv
     runner.sample(("nvml",), Ask())
     fake_nvml.set({"1.lost": 1})
     for _ in range(10):
-        assert found(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 1).result is FAILED
+        assert result_of(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 1).result is FAILED
     fake_nvml.set({"1.lost": None, "0.err.nvmlDeviceGetTemperature": 999})
     for _ in range(10):
         results = judge(runner.sample(("nvml",), Ask()))
-        assert found(results, "gpu_errors", 0).result is UNKNOWN
+        assert result_of(results, "gpu_errors", 0).result is UNKNOWN
     fake_nvml.set({"0.err.nvmlDeviceGetTemperature": None})
     for _ in range(2):
-        assert found(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 0).result is OK
+        assert result_of(judge(runner.sample(("nvml",), Ask())), "gpu_errors", 0).result is OK
     calls = (tmp_path / "calls").read_text().split()
     assert calls.count("Init") <= 6
     assert calls.count("EventSetFree") == calls.count("EventSetCreate") - 1
@@ -378,7 +378,7 @@ def test_an_event_is_heard_by_who_listens(event: str, result: Result, words: str
     while not (now := runner.sample(("nvml",), Ask())).of("gpu.events"):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    outcome = found(judge(now), "gpu_events", 0)
+    outcome = result_of(judge(now), "gpu_events", 0)
     assert outcome.result is result
     assert words in outcome.reason
     assert not runner.sample(("nvml",), Ask()).of("gpu.events"), "each is told once"
@@ -417,7 +417,7 @@ def test_a_process_that_holds_memory_is_a_leftover_or_a_stranger(fake_nvml: Fake
         fake_nvml.set({"0.procs": f"{holder.pid}:{4 << 30}"})
 
         def outcome(ask: Ask) -> CheckResult:
-            return found(judge(runner.sweep(("nvml",), ask)), "gpu_memory", 0)
+            return result_of(judge(runner.sweep(("nvml",), ask)), "gpu_memory", 0)
 
         assert outcome(Ask(cookie="c00kie")).repair is Repair.RESTART_JOB
         assert "held by others" in outcome(Ask(cookie="another")).reason
@@ -428,5 +428,5 @@ def test_a_process_that_holds_memory_is_a_leftover_or_a_stranger(fake_nvml: Fake
 def test_a_state_is_seen_while_the_session_lasts(fake_nvml: FakeNvml, runner: Runner) -> None:
     before = runner.sample(("nvml",), Ask())
     fake_nvml.set({"1.ecc_unc_vol": 1})
-    assert found(judge(runner.sample(("nvml",), Ask()), before), "gpu_ecc", 1).result is FAILED
+    assert result_of(judge(runner.sample(("nvml",), Ask()), before), "gpu_ecc", 1).result is FAILED
     assert Readings.from_json(before.to_json()).to_json() == before.to_json()

@@ -336,17 +336,17 @@ print(json.dumps([reading.value for reading in memory_limits.read(Ask()) if read
     )  # fmt: skip
     read = json.loads(done.stdout)
     assert read["nofile"][0] == 512
-    [said] = judged(Row("host_limits", {"host.limits": read}, DEGRADED, ""))
-    assert "only 512 files" in said.reason
+    [result] = judged(Row("host_limits", {"host.limits": read}, DEGRADED, ""))
+    assert "only 512 files" in result.reason
 
 
 def test_the_clock_of_this_machine_is_judged_one_way_or_the_other() -> None:
     now = Readings(clock.read(Ask()))
-    told = now.table("clock.kernel")
-    assert now.problem("clock.kernel") or set(told) == {"synchronized", "max_error_s", "estimated_error_s", "offset_s"}
+    state = now.table("clock.kernel")
+    assert now.problem("clock.kernel") or set(state) == {"synchronized", "max_error_s", "estimated_error_s", "offset_s"}
     readings = Readings(clock.read(Ask(options={"clock": {"chrony": {"offset_s": 4.0, "stratum": 2, "leap": "Normal"}}})))
-    [said] = registry.checks()["host_clock"](readings, None, Thresholds())
-    assert said.result is DEGRADED
+    [result] = registry.checks()["host_clock"](readings, None, Thresholds())
+    assert result.result is DEGRADED
 
 
 def test_chrony_is_asked_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

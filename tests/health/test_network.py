@@ -119,8 +119,8 @@ def listen(error: str = "", *holders: Json) -> dict[tuple[str, str], Json]:
     return {("listen:29500", "listen.state"): {"free": not error, "error": error, "holders": [*holders]}}
 
 
-def holder(*, ours: bool = False, may_be: bool = False) -> Json:
-    return {"pid": 77, "command": "python", "state": "listening", "user": "0", "ours": ours, "may_be_ours": may_be}
+def holder(*, is_ours: bool = False, may_be: bool = False) -> Json:
+    return {"pid": 77, "command": "python", "state": "listening", "user": "0", "ours": is_ours, "may_be_ours": may_be}
 
 
 CLOSING: Json = {"pid": None, "command": "", "state": "time-wait", "user": "0", "ours": False}
@@ -223,11 +223,11 @@ TABLE = [
     Row("net_ports", listen("EADDRINUSE", holder()), "listen:29500", FAILED, "process 77 (python, listening)", Repair.CONFIGURE),
     Row("net_ports", listen("EADDRINUSE"), "listen:29500", FAILED, "nobody that can be seen", Repair.CONFIGURE),
     Row("net_ports", listen("EACCES"), "listen:29500", FAILED, "EACCES", Repair.CONFIGURE),
-    Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", OK, "held by this job", before=listen()),
-    Row("net_ports", listen("EADDRINUSE", holder(ours=True)), "listen:29500", OK, "held by this job"),
+    Row("net_ports", listen("EADDRINUSE", holder(is_ours=True)), "listen:29500", OK, "held by this job", before=listen()),
+    Row("net_ports", listen("EADDRINUSE", holder(is_ours=True)), "listen:29500", OK, "held by this job"),
     Row("net_ports", listen("EADDRINUSE", holder(may_be=True)), "listen:29500", UNKNOWN, "a job that runs here"),
-    Row("net_ports", listen("EADDRINUSE", CLOSING, holder(ours=True)), "listen:29500", OK, "held by this job"),
-    Row("net_ports", listen("EADDRINUSE", holder(ours=True), holder()), "listen:29500", FAILED, "process 77", Repair.CONFIGURE),
+    Row("net_ports", listen("EADDRINUSE", CLOSING, holder(is_ours=True)), "listen:29500", OK, "held by this job"),
+    Row("net_ports", listen("EADDRINUSE", holder(is_ours=True), holder()), "listen:29500", FAILED, "process 77", Repair.CONFIGURE),
     Row("net_interfaces", {**nic(), (HOST, "env.variables"): {}}, HOST, OK, "left to NCCL"),
     Row("net_interfaces", chosen("NCCL_SOCKET_IFNAME", "eth"), HOST, OK, "is there"),
     Row("net_interfaces", chosen("NCCL_SOCKET_IFNAME", "^docker,lo"), HOST, OK, "is there"),
@@ -467,10 +467,10 @@ def test_hosts_and_ports(word: str, pair: tuple[str, int | None]) -> None:
 
 
 LISTEN = """import socket, sys
-made = socket.socket()
-made.bind(("0.0.0.0", 0))
-made.listen()
-print(made.getsockname()[1], flush=True)
+listener = socket.socket()
+listener.bind(("0.0.0.0", 0))
+listener.listen()
+print(listener.getsockname()[1], flush=True)
 sys.stdin.read()"""
 
 

@@ -71,8 +71,8 @@ def test_a_healthy_node_is_told_nothing(make: object, tmp_path: Path) -> None:
 
 
 def test_the_node_like_a_dgx_is_judged_and_not_skipped(tmp_path: Path) -> None:
-    found, _ = results(network_trees.node_like_a_dgx(tmp_path, is_roce=True), {})
-    assert {result.check for result in found if result.result is Result.OK} == set(CHECKS)
+    all_results, _ = results(network_trees.node_like_a_dgx(tmp_path, is_roce=True), {})
+    assert {result.check for result in all_results if result.result is Result.OK} == set(CHECKS)
 
 
 def test_what_is_wrong_with_such_a_node_is_told(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_such_a_node_is_told(tmp_path: Path) -> None:
     )
     network_trees.write(tmp_path / "sys/class/net/storage1", {"mtu": 1500})
     network_trees.write(tmp_path / "proc/sys/net", {"ipv4/tcp_rmem": "4096\t87380\t1048576"})
-    found, _ = results(tmp_path, {})
-    alarms = {(result.check, result.subject) for result in found if result.result is Result.DEGRADED}
+    all_results, _ = results(tmp_path, {})
+    alarms = {(result.check, result.subject) for result in all_results if result.result is Result.DEGRADED}
     assert alarms == {("net_gids", "port:mlx5_3/1"), ("net_mtu", "host"), ("net_buffers", "host")}
-    assert not [result for result in found if result.blocks or result.result is Result.FAILED]
+    assert not [result for result in all_results if result.blocks or result.result is Result.FAILED]

@@ -20,7 +20,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(tmp_path / "state")}
 
 
-def made(root: Path, job: str) -> Path:
+def make_job(root: Path, job: str) -> Path:
     place = root / job / "nodes" / identity.node_name()
     place.mkdir(parents=True)
     (place / "journal.jsonl").touch()
@@ -30,7 +30,7 @@ def made(root: Path, job: str) -> Path:
 def test_the_last_place_of_a_job_is_known_as_long_as_it_is_there(tmp_path: Path, environ: dict[str, str]) -> None:
     assert known_jobs.recall("bert", environ) is None
     for name in ("a b", "ö\n"):
-        root = made(tmp_path / name, "bert")
+        root = make_job(tmp_path / name, "bert")
         known_jobs.remember("bert", root, environ)
         assert known_jobs.recall("bert", environ) == root
     (root / "bert").rename(tmp_path / "gone")
@@ -42,14 +42,14 @@ def test_the_last_place_of_a_job_is_known_as_long_as_it_is_there(tmp_path: Path,
 
 def test_without_a_usable_directory_nothing_is_known(tmp_path: Path) -> None:
     assert known_jobs.recall("bert", {"HOME": str(tmp_path)}) is None
-    known_jobs.remember("bert", made(tmp_path / "here", "bert"), {"HOME": str(tmp_path), "XDG_STATE_HOME": "relative"})
+    known_jobs.remember("bert", make_job(tmp_path / "here", "bert"), {"HOME": str(tmp_path), "XDG_STATE_HOME": "relative"})
     assert known_jobs.recall("bert", {"HOME": str(tmp_path)}) == tmp_path / "here"
 
 
 def test_a_command_finds_the_job_from_any_directory_and_a_directory_that_is_named_wins(
     tmp_path: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    known_jobs.remember("bert", made(tmp_path / "there" / ".supervise", "bert"), environ)
+    known_jobs.remember("bert", make_job(tmp_path / "there" / ".supervise", "bert"), environ)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)

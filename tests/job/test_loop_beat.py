@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def seen(directory: Path, job: str | None = None) -> SeenLoop:
-    found = newest(job, [directory], time.monotonic())
-    assert found is not None
-    return found
+    beat = newest(job, [directory], time.monotonic())
+    assert beat is not None
+    return beat
 
 
 def test_a_loop_that_turns_is_alive_and_one_that_stands_still_is_not(tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_of_two_jobs_of_one_name_that_of_the_state_directory_is_meant(tmp_path: 
         place.mkdir()
         LoopBeat(place, "bert", root).beat(believed_s)
     pick = lambda root: newest("bert", places, now, root)  # noqa: E731
-    meant = {root: (one := pick(root)) and one.root for root in ("/data/a", "/data/b", "", "/data/c")}
+    meant = {root: (loop := pick(root)) and loop.root for root in ("/data/a", "/data/b", "", "/data/c")}
     assert meant == {"/data/a": "/data/a", "/data/b": "/data/b", "": "/data/b", "/data/c": "/data/b"}

@@ -50,8 +50,8 @@ def test_without_a_proof_the_start_says_what_makes_one(tmp_path: Path) -> None:
 def test_a_change_makes_the_proof_void_and_is_named(place: Path) -> None:
     other = replace(Settings(), checkpoints=Checkpoints(paths=("ckpt/*.pt",)))
 
-    def since(what: str) -> str:
-        return f"resume: not tested since {what} changed (proven on 2026-11-23); {TESTS}"
+    def since(changed: str) -> str:
+        return f"resume: not tested since {changed} changed (proven on 2026-11-23); {TESTS}"
 
     assert line(place, subject(place, command=[*COMMAND, "--x"])) == since("the command")
     assert line(place, subject(place, other)) == since("how a checkpoint is passed")

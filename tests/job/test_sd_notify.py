@@ -69,10 +69,10 @@ def test_each_message_is_what_sd_notify_says(notifier_for: NotifierFor, manager:
 def test_a_status_cannot_be_a_second_assignment(notifier_for: NotifierFor, manager: tuple[socket.socket, str]) -> None:
     sock, name = manager
     notifier_for({"NOTIFY_SOCKET": name}).status("x\nMAINPID=1\r\0" + "\udcff" + "y" * 1000)
-    told = sock.recv(4096)
-    assert told.startswith(b"STATUS=x MAINPID=1  ")
-    assert b"\n" not in told
-    assert len(told) <= len("STATUS=") + STATUS_LIMIT
+    packet = sock.recv(4096)
+    assert packet.startswith(b"STATUS=x MAINPID=1  ")
+    assert b"\n" not in packet
+    assert len(packet) <= len("STATUS=") + STATUS_LIMIT
 
 
 @pytest.mark.parametrize(

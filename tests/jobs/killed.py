@@ -15,8 +15,8 @@ parser.add_argument("--resume", default="")
 parser.add_argument("--template", required=True)
 parser.add_argument("--kills", type=int, required=True)
 given = parser.parse_args()
-found = re.search(r"step-(\d+)\.pt$", given.resume)
-done = int(found[1]) if found else 0
+match = re.search(r"step-(\d+)\.pt$", given.resume)
+done = int(match[1]) if match else 0
 if done < given.kills:
     Path("ckpt").mkdir(exist_ok=True)
     shutil.copyfile(given.template, "ckpt/new")

@@ -28,9 +28,9 @@ class Samples(torch.utils.data.IterableDataset[torch.Tensor]):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         """Yield samples for ever, in a worker that holds its memory or is killed."""
-        found = torch.utils.data.get_worker_info()
+        worker = torch.utils.data.get_worker_info()
         self.held = bytearray(os.urandom(1 << 20)) * self.hold_mib  # written to, so that the kernel must find it
-        if found is not None and found.num_workers > self.fits and found.id == 0:
+        if worker is not None and worker.num_workers > self.fits and worker.id == 0:
             os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does it
         while True:
             yield torch.ones(4)

@@ -62,9 +62,9 @@ class Peers:
         attempt, world = os.environ["SUPERVISE_JOB_ATTEMPT"], int(os.environ["WORLD_SIZE"])
         self._files = [place / f"{attempt}-{other}" for other in range(world)]
         self._own = self._files.pop(rank)
-        self.made(step)
+        self.announce(step)
 
-    def made(self, step: int) -> None:
+    def announce(self, step: int) -> None:
         """Tell the others of a step."""
         write_whole(self._own, f"{os.getpid()} {step}".encode())
 
@@ -111,7 +111,7 @@ def main() -> None:
         state = hashlib.sha256(f"{state} {step}".encode()).hexdigest()
         job.after_step(step)
         if peers:
-            peers.made(step)
+            peers.announce(step)
         stopping = job.term_seen
         if (args.all_save or job.rank == 0) and (stopping or (args.save_every and step % args.save_every == 0)):
             is_slow = args.slow_save is None or (step == args.slow_save and not checkpoint_path(args.ckpt_dir, step).exists())

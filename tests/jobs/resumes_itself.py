@@ -41,8 +41,8 @@ def newest(style: str) -> Path | None:
     """Return what a resume takes."""
     if style == "inplace":
         return HERE / "ckpt.pt" if (HERE / "ckpt.pt").exists() else None
-    found = [(int(m[1]), path) for path in (HERE / "ckpt").glob("step_*.pt") if (m := re.fullmatch(r"step_(\d+)\.pt", path.name))]
-    own = [(step, path) for step, path in found if step != 999]
+    checkpoints = [(int(m[1]), path) for path in (HERE / "ckpt").glob("step_*.pt") if (m := re.fullmatch(r"step_(\d+)\.pt", path.name))]
+    own = [(step, path) for step, path in checkpoints if step != 999]
     return max(own)[1] if own else None
 
 

@@ -71,12 +71,12 @@ def reference(seeds: list[tuple[int, int]], every: int, last: int) -> dict[int, 
     """Return step to digest of every checkpoint that an undisturbed training saves up to step `last`."""
     import torch  # noqa: PLC0415  # as in `main`
 
-    training, found = Training(torch, seeds), {}
+    training, digests = Training(torch, seeds), {}
     while training.step < last:
         training.make_step(sum((training.gradient(rank) for rank in range(1, WORLD)), start=training.gradient(0)))
         if training.step % every == 0:
-            found[training.step] = digest_of(training.content(0))
-    return found
+            digests[training.step] = digest_of(training.content(0))
+    return digests
 
 
 def saved(path: Path) -> tuple[int, str]:

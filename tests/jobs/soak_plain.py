@@ -32,12 +32,12 @@ def after(state: str, step: int, seeds: Sequence[tuple[int, int]]) -> str:
 
 def reference(seeds: Sequence[tuple[int, int]], every: int, last: int) -> dict[int, str]:
     """Return step to state of every checkpoint that an undisturbed training saves up to step `last`."""
-    state, found = "begin", {}
+    state, states = "begin", {}
     for step in range(1, last + 1):
         state = after(state, step, seeds)
         if step % every == 0:
-            found[step] = state
-    return found
+            states[step] = state
+    return states
 
 
 def saved(path: Path) -> tuple[int, str]:

@@ -41,31 +41,31 @@ class Ear:
         """Remember it."""
         self._hear("recovered", "")
 
-    def _hear(self, what: str, text: str) -> None:
+    def _hear(self, word: str, text: str) -> None:
         with self._changed:
-            self.heard.append((what, text))
+            self.heard.append((word, text))
             self._changed.notify_all()
 
-    def await_word(self, what: str, text: str = "", within_s: float = 60.0) -> str:
-        """Wait until `what` was called with `text` in its text, and return that text."""
+    def await_word(self, word: str, text: str = "", within_s: float = 60.0) -> str:
+        """Wait until `word` was called with `text` in its text, and return that text."""
         until = time.monotonic() + within_s
         with self._changed:
             while True:
-                for heard, said in self.heard:
-                    if heard == what and text in said:
-                        return said
-                assert self._changed.wait(max(0.0, until - time.monotonic())) or time.monotonic() < until, f"{what} {text}: {self.heard}"
+                for heard, line in self.heard:
+                    if heard == word and text in line:
+                        return line
+                assert self._changed.wait(max(0.0, until - time.monotonic())) or time.monotonic() < until, f"{word} {text}: {self.heard}"
 
     def await_synced(self, seq: int, within_s: float = 60.0) -> None:
         """Wait until everything up to `seq` is durable."""
         until = time.monotonic() + within_s
         with self._changed:
-            while not any(what == "synced" and int(said) >= seq for what, said in self.heard):
+            while not any(word == "synced" and int(number) >= seq for word, number in self.heard):
                 assert self._changed.wait(max(0.0, until - time.monotonic())) or time.monotonic() < until, f"{seq}: {self.heard}"
 
-    def count(self, what: str) -> int:
-        """Return how often `what` was called."""
-        return sum(1 for heard, _ in self.heard if heard == what)
+    def count(self, word: str) -> int:
+        """Return how often `word` was called."""
+        return sum(1 for heard, _ in self.heard if heard == word)
 
 
 @pytest.fixture

@@ -43,14 +43,14 @@ def decoded(seq: int, body: Any, t: float = 1.0) -> Record:
 
 def records_of(steps: list[Any], first: int = 2) -> list[Record]:
     """Return the records of a story as the journal writes them, as they come back from a file."""
-    found, before = [], None
+    records, before = [], None
     for seq, (event, state, actions) in enumerate(steps, first):
         whole = bool(actions) or before is None
         values = difference(state, initial() if whole or before is None else before)
         body = event_taken(event, actions, attempt=state.attempt.number, stage=state.stage.value, state=values, whole=whole)
-        found.append(decoded(seq, body, event.t))
+        records.append(decoded(seq, body, event.t))
         before = state
-    return found
+    return records
 
 
 HEAD = decoded(1, Header("job", "node"))

@@ -165,8 +165,8 @@ def test_a_record_behind_a_torn_one_on_the_same_line_is_found(tmp_path: Path) ->
 
 
 def test_a_second_copy_is_skipped(tmp_path: Path) -> None:
-    one, two = encode(1, 1.0, 1.0, Note("a")), encode(2, 1.0, 1.0, Note("b"))
-    assert [r.seq for r in scan(written(tmp_path / "j", one, two, one, two)) if isinstance(r, Record)] == [1, 2]
+    first, second = encode(1, 1.0, 1.0, Note("a")), encode(2, 1.0, 1.0, Note("b"))
+    assert [r.seq for r in scan(written(tmp_path / "j", first, second, first, second)) if isinstance(r, Record)] == [1, 2]
 
 
 def test_bytes_that_check_and_are_no_record_are_damage(tmp_path: Path) -> None:

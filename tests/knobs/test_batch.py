@@ -103,9 +103,9 @@ def test_what_is_known_not_to_fit_is_passed_over() -> None:
     ],
 )
 def test_the_smaller_micro_batches_are_the_divisors_of_a_ranks_share(old: Batch, micros: list[int]) -> None:
-    found: list[int] = []
+    sizes: list[int] = []
     now: Batch | str = old
     while isinstance(now := smaller(now), Batch):
         assert now.total == old.total
-        found.append(now.micro)
-    assert found == micros
+        sizes.append(now.micro)
+    assert sizes == micros

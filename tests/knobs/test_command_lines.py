@@ -138,8 +138,8 @@ PIECES = st.one_of(
 def test_argparse_sees_the_knob_where_we_do_and_nothing_else_changed(pieces: list[list[str]], value: str) -> None:
     argv = ["train.py", *(word for piece in pieces for word in piece)]
     seen = parser().parse_args(argv)
-    ours = read(argv, BATCH)
-    assert seen.batch_size == (None if ours is None else int(ours))
+    our_value = read(argv, BATCH)
+    assert seen.batch_size == (None if our_value is None else int(our_value))
     after = parser().parse_args(write(argv, BATCH, value))
     assert after.batch_size == int(value)
     assert {**vars(after), "batch_size": 0} == {**vars(seen), "batch_size": 0}

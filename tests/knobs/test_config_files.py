@@ -194,7 +194,7 @@ def test_yaml_means_to_every_reader_what_it_meant(text: str) -> None:
     assert [value_at(after, "yaml", key) for key in ("bs", "new.switch", "window")] == ["4", "on", "100:120"]
     assert after.startswith("\ufeff") == text.startswith("\ufeff")
     for reader in (yaml.BaseLoader, yaml.SafeLoader):  # the texts, and what PyYAML makes of them
-        before, now = (_events(one, reader) for one in (text, after))
+        before, now = (_events(document, reader) for document in (text, after))
         for lost in (before, now):
             for key in ("bs", "new", "window"):
                 lost.pop(key, None)

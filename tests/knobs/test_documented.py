@@ -24,8 +24,8 @@ def test_every_example_can_be_declared(text: str) -> None:
 
 def test_there_is_an_example_of_every_form_and_knob() -> None:
     declared = [parse(text) for text in EXAMPLES]
-    assert {type(one.binding) for one in declared} == {Flag, Pair, Override, Placeholder, Env, FileKey, Shares}
-    assert any(one.binding.deepspeed for one in declared if isinstance(one.binding, FileKey))
+    assert {type(knob.binding) for knob in declared} == {Flag, Pair, Override, Placeholder, Env, FileKey, Shares}
+    assert any(knob.binding.deepspeed for knob in declared if isinstance(knob.binding, FileKey))
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", PAGE, flags=re.MULTILINE)
     assert [name for name, _ in rows] == [name for name in NAMES if name != "resume"]
     for name, value in rows:

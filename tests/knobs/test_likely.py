@@ -74,15 +74,15 @@ NOTHING = ScriptText()
     ],
 )
 def test_what_is_named_is_what_stands_there(command: str, text: ScriptText, named: dict[str, str]) -> None:
-    found = dict(likely.options(command.split(), text, ()))
-    assert found == named
-    for name, option in found.items() - {(RESUME, found.get(RESUME))}:
+    options = dict(likely.options(command.split(), text, ()))
+    assert options == named
+    for name, option in options.items() - {(RESUME, options.get(RESUME))}:
         assert declaration.parse(option.removeprefix("--knob ").replace("VALUE", "4")).name == name, "it can be given as it is shown"
 
 
 def test_a_knob_that_is_known_is_not_named_again() -> None:
-    found = dict(likely.options(["--batch-size", "8"], ARGPARSE, {"batch_size", "num_workers", RESUME}))
-    assert found.keys() == {"grad_accum", "activation_checkpointing"}
+    options = dict(likely.options(["--batch-size", "8"], ARGPARSE, {"batch_size", "num_workers", RESUME}))
+    assert options.keys() == {"grad_accum", "activation_checkpointing"}
 
 
 def test_each_knob_has_its_flags_once() -> None:
@@ -93,9 +93,9 @@ def test_each_knob_has_its_flags_once() -> None:
 
 def test_what_the_command_shows_enables_nothing_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text('parser.add_argument("--accum", type=int, default=1)\n')
-    found = find(tmp_path, "torchrun train.py --batch-size 32")
-    assert not found.knobs
-    assert batch_options(found.likely) == "--knob batch_size=--batch-size --knob grad_accum:1=--accum"
+    job_knobs = find(tmp_path, "torchrun train.py --batch-size 32")
+    assert not job_knobs.knobs
+    assert batch_options(job_knobs.likely) == "--knob batch_size=--batch-size --knob grad_accum:1=--accum"
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--json", "--cause", "nan_loss", "--", *HF]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["programs"] == ["HF Trainer"]
-    assert {one["knob"] for one in data["enabled"]} == {"batch_size", "grad_accum", "num_workers", "group_timeout"}
-    assert {one["knob"] for one in data["enabled"] + data["not_enabled"]} == set(NAMES)
-    assert all(one["remedy"].startswith(("--knob ", "--resume-args ")) for one in data["not_enabled"])
+    assert {row["knob"] for row in data["enabled"]} == {"batch_size", "grad_accum", "num_workers", "group_timeout"}
+    assert {row["knob"] for row in data["enabled"] + data["not_enabled"]} == set(NAMES)
+    assert all(row["remedy"].startswith(("--knob ", "--resume-args ")) for row in data["not_enabled"])
     assert list(data["ladders"]) == ["nan_loss"]
     assert data["sequence"][-1]["kind"] == "stop"
 

@@ -96,7 +96,7 @@ def test_each_program_may_be_declared() -> None:
 
 
 def test_a_name_by_another_way_is_the_same_name() -> None:
-    assert [one.program.name for one in recognise(Script("file", "a.py", 0), parse(HF_BY_MODULE))] == ["hf_trainer"]
+    assert [match.program.name for match in recognise(Script("file", "a.py", 0), parse(HF_BY_MODULE))] == ["hf_trainer"]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_what_is_not_certain_is_not_available_and_says_why(tmp_path: Path, progr
     job_knobs = find(tmp_path, command)
     assert job_knobs.programs == (program,)
     assert not {"batch_size", "grad_accum"} & set(values_of(job_knobs)), "one without the other could not keep the global batch"
-    assert any(why in one.why for one in job_knobs.unavailable), job_knobs.unavailable
+    assert any(why in knob.why for knob in job_knobs.unavailable), job_knobs.unavailable
 
 
 def test_a_file_that_the_command_names_gives_values(place: Path) -> None:

@@ -65,8 +65,8 @@ def compare(place: Path, script: str, lines: list[list[str]]) -> None:
     """Let the program's parser read each line as it is and as it is changed."""
     (place / "train.py").write_text(script)
     commands = [("python", "train.py", *line) for line in lines]
-    found = [find(place, command) for command in commands]
-    changed = [one.apply(command, NEW, place / str(n)).argv for n, (one, command) in enumerate(zip(found, commands, strict=True))]
+    plans = [find(place, command) for command in commands]
+    changed = [plan.apply(command, NEW, place / str(n)).argv for n, (plan, command) in enumerate(zip(plans, commands, strict=True))]
     done = subprocess.run(
         [sys.executable, "train.py"],
         input=json.dumps([list(argv[2:]) for argv in (*commands, *changed)]),
@@ -74,7 +74,7 @@ def compare(place: Path, script: str, lines: list[list[str]]) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     read = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert [[str(value) for value in values[:3]] for values in read[: len(lines)]] == [list(values_of(one).values()) for one in found]
+    assert [[str(value) for value in values[:3]] for values in read[: len(lines)]] == [list(values_of(plan).values()) for plan in plans]
     assert read[len(lines) :] == [[4, 6, 1, "p"]] * len(lines)
 
 

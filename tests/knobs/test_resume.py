@@ -102,8 +102,8 @@ def test_megatron_that_loads_from_where_it_saves_resumes_by_itself(tmp_path: Pat
 
 
 def test_of_a_script_that_resumes_itself_no_handover_is_claimed(tmp_path: Path) -> None:
-    found, settings = ways_of(tmp_path, "", "", checkpoints__paths=("ckpt/*.pt",), job__resumes_itself=True)
-    assert resume_line(settings, found) == "the script resumes itself from ckpt/*.pt"
+    ways, settings = ways_of(tmp_path, "", "", checkpoints__paths=("ckpt/*.pt",), job__resumes_itself=True)
+    assert resume_line(settings, ways) == "the script resumes itself from ckpt/*.pt"
 
 
 @pytest.mark.parametrize(

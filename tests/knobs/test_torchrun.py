@@ -42,7 +42,7 @@ def venv(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("first", "found"),
+    ("first", "is_known"),
     [
         ("#!{venv}/python3.11\n", False),  # a path with a space cannot stand there: the kernel would not run it
         ("#!/bin/sh\n'''exec' \"{venv}/python3.11\" \"$0\" \"$@\"\n' '''\n", True),
@@ -54,21 +54,21 @@ def venv(tmp_path: Path) -> Path:
         ("\x7fELF", False),
     ],
 )
-def test_the_interpreter_is_read_from_the_console_script(venv: Path, first: str, found: bool) -> None:  # noqa: FBT001
+def test_the_interpreter_is_read_from_the_console_script(venv: Path, first: str, is_known: bool) -> None:  # noqa: FBT001
     torchrun = script(venv, first.format(venv=venv))
     command = recognise([torchrun, "--nproc-per-node=2", "train.py"], path=str(venv))
     assert command is not None
-    assert command.interpreter == (str(venv / "python3.11") if found else None)
+    assert command.interpreter == (str(venv / "python3.11") if is_known else None)
     assert command.flags == (("-u",) if "-S" in first else ())
     assert (command.head, command.args) == ((torchrun,), ("--nproc-per-node=2", "train.py"))
 
 
 def test_torchrun_is_found_on_the_path_and_may_be_absent(venv: Path) -> None:
     script(venv, "#!/usr/bin/env python3.11\n")
-    found = recognise(["torchrun", "x.py"], path=str(venv))
+    launch = recognise(["torchrun", "x.py"], path=str(venv))
     absent = recognise(["torchrun", "x.py"], path=str(venv / "nowhere"))
-    assert found is not None
-    assert found.interpreter == str(venv / "python3.11")
+    assert launch is not None
+    assert launch.interpreter == str(venv / "python3.11")
     assert absent is not None
     assert absent.interpreter is None
 
@@ -82,10 +82,10 @@ def test_torchrun_is_found_on_the_path_and_may_be_absent(venv: Path) -> None:
     ],
 )
 def test_python_running_torchrun(command: str, entry: str, head: str, args: str, flags: str) -> None:
-    found = recognise([sys.executable, *command.split()])
-    assert found is not None
-    assert (found.entry, found.interpreter) == (entry, sys.executable)
-    assert (list(found.head), list(found.args), list(found.flags)) == ([sys.executable, *head.split()], args.split(), flags.split())
+    launch = recognise([sys.executable, *command.split()])
+    assert launch is not None
+    assert (launch.entry, launch.interpreter) == (entry, sys.executable)
+    assert (list(launch.head), list(launch.args), list(launch.flags)) == ([sys.executable, *head.split()], args.split(), flags.split())
 
 
 @pytest.mark.parametrize(

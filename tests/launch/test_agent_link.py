@@ -22,12 +22,12 @@ LONG = b"x" * (2 << 20) + b"\n"
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
-    ours, theirs = socket.socketpair()
+    our_end, their_end = socket.socketpair()
     lost = queue.SimpleQueue[OSError]()
-    link = AgentLink(ours)
-    yield link, theirs, lost
+    link = AgentLink(our_end)
+    yield link, their_end, lost
     link.close()
-    theirs.close()
+    their_end.close()
     wait_for(lambda: not any(thread.name == "agent-orders" for thread in threading.enumerate()), "the end of its thread")
 
 

@@ -160,8 +160,8 @@ class Stage:
     def log_dir(self, attempt: int, _log_dir: str) -> None:
         self.log_dirs.append(attempt)
 
-    def end(self, what: str, *, grace_s: float, **_: object) -> None:
-        self.ended.append(what)
+    def end(self, scope: str, *, grace_s: float, **_: object) -> None:
+        self.ended.append(scope)
         self.graces.append(grace_s)
 
     def from_guardian(self, **message: Any) -> None:

@@ -23,12 +23,12 @@ dist.barrier()
 
 
 def test_nccl_writes_its_log_and_the_recorder_its_rings_beside_the_output() -> None:
-    told = variables({}, "/state/attempts/0002")
-    assert (told["NCCL_DEBUG"], told["NCCL_DEBUG_FILE"]) == ("INFO", "/state/attempts/0002/nccl-%h-%p.log")
-    assert (told["TORCH_DISTRIBUTED_DEBUG"], "COLL" in told["NCCL_DEBUG_SUBSYS"].split(",")) == ("INFO", False)
-    assert told["TORCH_FR_BUFFER_SIZE"] == told["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
-    assert told["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
-    assert told["TORCH_FR_DUMP_TEMP_FILE"] == told["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/state/attempts/0002/flight-rank-"
+    values = variables({}, "/state/attempts/0002")
+    assert (values["NCCL_DEBUG"], values["NCCL_DEBUG_FILE"]) == ("INFO", "/state/attempts/0002/nccl-%h-%p.log")
+    assert (values["TORCH_DISTRIBUTED_DEBUG"], "COLL" in values["NCCL_DEBUG_SUBSYS"].split(",")) == ("INFO", False)
+    assert values["TORCH_FR_BUFFER_SIZE"] == values["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
+    assert values["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert values["TORCH_FR_DUMP_TEMP_FILE"] == values["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/state/attempts/0002/flight-rank-"
 
 
 @pytest.mark.parametrize(("torch", "has_old_name"), [("", True), ("2.7.1", True), ("2.8.0", False), ("2.13.0+cpu", False), ("3.0", False)])
@@ -40,14 +40,14 @@ def test_the_recorder_s_old_variable_is_set_where_torch_may_need_it(torch: str, 
 @pytest.mark.slow
 def test_the_torch_beside_us_warns_of_no_variable_of_a_traced_attempt(tmp_path: Path) -> None:
     environ = os.environ | variables(os.environ, str(tmp_path), metadata.version("torch"))
-    made = subprocess.run([sys.executable, "-c", RECORDS], env=environ, capture_output=True, text=True, check=True)  # noqa: S603 - our own interpreter
-    assert "deprecated" not in made.stderr
+    process = subprocess.run([sys.executable, "-c", RECORDS], env=environ, capture_output=True, text=True, check=True)  # noqa: S603 - our own interpreter
+    assert "deprecated" not in process.stderr
 
 
 @pytest.mark.parametrize("size", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
 def test_what_the_user_set_stays_and_a_log_that_they_look_at_is_not_moved(size: str) -> None:
     theirs = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "OFF", size: "50"}
-    told = variables(theirs, "/state/attempts/0002")
+    values = variables(theirs, "/state/attempts/0002")
     assert not {
         "TORCH_DISTRIBUTED_DEBUG",
         "NCCL_DEBUG",
@@ -55,5 +55,5 @@ def test_what_the_user_set_stays_and_a_log_that_they_look_at_is_not_moved(size: 
         "NCCL_DEBUG_FILE",
         "TORCH_FR_BUFFER_SIZE",
         "TORCH_NCCL_TRACE_BUFFER_SIZE",
-    } & set(told)
-    assert told["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    } & set(values)
+    assert values["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"

@@ -114,8 +114,8 @@ def test_a_gpu_that_cannot_be_named_any_more_differs_from_one_that_may_not_be_lo
         Reading("nvml", "gpu:#1", "gpu.errors", [{"code": code, "call": "nvmlDeviceGetHandleByIndex"}]),
         Reading("nvml", HOST, "nvml.count", count),
     ]
-    found = tuple(gpu_changes.changed(node(150.0, gone=True) + Readings(unnamed), node(), {B: 1}))
-    assert [(one.name, one.rank) for one in found] == [(name, 1) for name in facts]
+    changes = tuple(gpu_changes.changed(node(150.0, gone=True) + Readings(unnamed), node(), {B: 1}))
+    assert [(fact.name, fact.rank) for fact in changes] == [(name, 1) for name in facts]
     assert list(gpu_changes.changed(node(150.0, ecc_uncorrected_volatile=5), None, {})) == []
 
 
@@ -134,7 +134,7 @@ def xid_events(*events: tuple[str, int, float]) -> Readings:
     by_gpu: dict[str, list[Any]] = {}
     for uuid, code, t in events:
         by_gpu.setdefault(uuid, []).append({"kind": "xid", "data": code, "t": t, "pci": "0000:11:00.0" if uuid == B else "0000:10:00.0"})
-    return Readings([*rows, *(Reading("nvml", f"gpu:{uuid}", "gpu.events", [*found]) for uuid, found in by_gpu.items())])
+    return Readings([*rows, *(Reading("nvml", f"gpu:{uuid}", "gpu.events", [*rows_of_gpu]) for uuid, rows_of_gpu in by_gpu.items())])
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_the_memory_of_xids_tells_hardware_from_program(events: tuple[tuple[str,
     now, memory = xid_events(*events), Memory()
     new = tuple(gpu_changes.new_xids(now))
     gpu_changes.remember(new, memory)
-    last = max(new, key=lambda one: one.t)
+    last = max(new, key=lambda event: event.t)
     (fact,) = gpu_changes.xid_facts((last,), memory, now, {}, CATALOGUE)
     assert dict(fact.fields)["hardware"] == hardware
     assert fact.claim is not None

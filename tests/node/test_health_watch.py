@@ -150,7 +150,7 @@ def test_readings_of_a_driver_before_it_hung_count(fake_nvml: FakeNvml, watch: C
     looks = watch()
     looks.before((), 0)
     fake_nvml.set({"1.lost": 1, "0.hang_ms.nvmlDeviceGetTemperature": 60_000})
-    assert [(one.source, one.name, one.rank) for one in looks.after({UUID.format(1): 3})] == [
+    assert [(fact.source, fact.name, fact.rank) for fact in looks.after({UUID.format(1): 3})] == [
         ("nvml", "lost", 3),
         ("observer", "overdue", None),
     ]

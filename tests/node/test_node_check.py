@@ -77,7 +77,7 @@ def finding(subject: str, reason: str, result: str = "failed", check: str = "nod
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Callable[..., Nodes]:
+def start(tmp_path: Path) -> Callable[..., Nodes]:
     def make(results: list[dict[str, Any]] | str, **more: Any) -> Nodes:
         text = results if isinstance(results, str) else json.dumps(results)
         return Nodes(sys.executable, "-c", PROGRAM, text, f"{tmp_path}/", **more)
@@ -89,9 +89,9 @@ def calls(place: Path) -> list[list[Any]]:
     return [json.loads((place / str(rank)).read_text()) for rank in range(NODES)]
 
 
-def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made: Callable[..., Nodes], tmp_path: Path) -> None:
+def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(start: Callable[..., Nodes], tmp_path: Path) -> None:
     more = finding("rank:2", "rank 2 is slow", "degraded"), finding("host", "differs", check="env_nodes")
-    nodes = made([finding("rank:3", "rank 3 fails"), *more], gpus=(2, 3, 2))
+    nodes = start([finding("rank:3", "rank 3 fails"), *more], gpus=(2, 3, 2))
     assert nodes.run() == [NodeCheckResult(((2, "rank 3 fails"),), may_leave=True)] * NODES, (
         "the check counts from node 1: its ranks 2 and 3 are on node 2"
     )
@@ -110,20 +110,20 @@ def test_the_node_of_a_rank_that_failed_is_named_by_all_and_excludes_itself(made
     ids=["it is the coordinator", "another is", "it is not excluded"],
 )
 def test_a_node_that_the_others_need_or_that_would_come_back_does_not_leave_alone(
-    made: Callable[..., Nodes],
+    start: Callable[..., Nodes],
     serves: int,
     ledger_full: bool,  # noqa: FBT001  columns of the table
     not_excluded: tuple[int, ...],
     may_leave: bool,  # noqa: FBT001
 ) -> None:
     rank = 1 - serves  # of node 1: the coordinator's node has rank 0
-    nodes = made([finding(f"rank:{rank}", "it fails")], serves=serves)
+    nodes = start([finding(f"rank:{rank}", "it fails")], serves=serves)
     nodes.ledger_full = ledger_full
     assert nodes.run() == [NodeCheckResult(((1, "it fails"),), not_excluded, may_leave)] * NODES
 
 
-def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[..., Nodes]) -> None:
-    nodes = made([finding("link:0-2", "their link is slow", "degraded", "node_links")])
+def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(start: Callable[..., Nodes]) -> None:
+    nodes = start([finding("link:0-2", "their link is slow", "degraded", "node_links")])
     assert nodes.run("start") == [NodeCheckResult()] * NODES
     assert not nodes.excluded
     assert all("warning: node check: their link is slow" in lines for lines in nodes.lines)
@@ -131,14 +131,14 @@ def test_a_link_of_which_neither_end_is_to_blame_is_a_warning(made: Callable[...
 
 
 @pytest.mark.parametrize(("results", "more", "line"), [("silent", {}, "gave no verdict"), ([], {"unknown": 2}, "not all of them know")])
-def test_a_check_without_a_verdict_holds_nothing_back(made: Callable[..., Nodes], results: Any, more: dict[str, Any], line: str) -> None:
-    nodes = made(results, **more)
+def test_a_check_without_a_verdict_holds_nothing_back(start: Callable[..., Nodes], results: Any, more: dict[str, Any], line: str) -> None:
+    nodes = start(results, **more)
     assert nodes.run() == [NodeCheckResult()] * NODES
     assert all(any(line in text for text in lines) for lines in nodes.lines)
 
 
-def test_it_ends_with_the_attempt_that_it_was_to_precede(made: Callable[..., Nodes], tmp_path: Path) -> None:
-    nodes = made("hangs")
+def test_it_ends_with_the_attempt_that_it_was_to_precede(start: Callable[..., Nodes], tmp_path: Path) -> None:
+    nodes = start("hangs")
 
     def stop() -> None:
         while not all((tmp_path / str(rank)).exists() for rank in range(NODES)):

@@ -29,38 +29,38 @@ def compared(
     ahead_s, late_s = ahead_s or (0.0,) * count, late_s or (0.0,) * count
     warned: dict[int, list[str]] = {node: [] for node in range(count)}
     parts = [
-        EnvironmentComparison(json.dumps(one), warned[node].append, lambda node=node: time.time() + ahead_s[node])  # type: ignore[misc]
-        for node, one in enumerate(environments)
+        EnvironmentComparison(json.dumps(environment), warned[node].append, lambda node=node: time.time() + ahead_s[node])  # type: ignore[misc]
+        for node, environment in enumerate(environments)
     ]
-    said: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     barrier = threading.Barrier(count, timeout=DEADLINE_S)
     peers: list[PeerEnvironment | None] = [None] * count
-    found: dict[int, tuple[str, ...]] = {}
+    comparisons: dict[int, tuple[str, ...]] = {}
 
     def run(node: int) -> None:
         def all_gather(number: int, text: str) -> list[str]:
-            said.setdefault(number, [""] * count)[node] = text
+            texts.setdefault(number, [""] * count)[node] = text
             barrier.wait()
-            return said[number]
+            return texts[number]
 
         time.sleep(late_s[node])  # a node that comes later
         peers[node] = PeerEnvironment(f"n{node}", parts[node].digest, parts[node].now())
         barrier.wait()
-        found[node] = parts[node].compare(all_gather, node, [peer for peer in peers if peer is not None])
+        comparisons[node] = parts[node].compare(all_gather, node, [peer for peer in peers if peer is not None])
 
     threads = [threading.Thread(target=run, args=(node,)) for node in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
-    assert len(set(found.values())) == 1
-    assert all(one == warned[0] for one in warned.values())
+    assert len(set(comparisons.values())) == 1
+    assert all(lines == warned[0] for lines in warned.values())
     kinds = {part.digest for part in parts}
-    sent = [json.loads(text)["text"] for text in said[0]]
+    sent = [json.loads(text)["text"] for text in texts[0]]
     assert len([text for text in sent if text]) == (
         len(kinds) if len(kinds) > 1 else 0
     )  # one node for each kind, and none where all are alike
-    return set(found[0]), warned[0]
+    return set(comparisons[0]), warned[0]
 
 
 def with_variable(name: str, value: str) -> dict[str, object]:
@@ -90,13 +90,13 @@ def test_nodes_that_are_alike_say_nothing() -> None:
 def test_what_matters_is_a_warning_that_names_the_nodes_and_their_values(other: dict[str, object], words: str) -> None:
     cannot_work, warned = compared(SAME, SAME, other)
     assert not cannot_work
-    assert [words in one for one in warned] == ([True] if words else [])
+    assert [words in line for line in warned] == ([True] if words else [])
 
 
 def test_other_code_and_another_script_are_named() -> None:
-    one = SAME | {"env.code": {"head": "a" * 40}, "env.script": {"digest": "1" * 64}}
+    first = SAME | {"env.code": {"head": "a" * 40}, "env.script": {"digest": "1" * 64}}
     other = SAME | {"env.code": {"head": "b" * 40, "changed": "77"}, "env.script": {"digest": "2" * 64}}
-    _, warned = compared(one, other)
+    _, warned = compared(first, other)
     assert "the code's revision differs: aaaaaaaaaaaa on n0; bbbbbbbbbbbb changed 77 on n1" in warned[0]
     assert "sha256 111111111111 on n0; sha256 222222222222 on n1" in warned[1]
 
@@ -107,7 +107,7 @@ def test_another_nccl_on_gpus_cannot_work_and_without_a_driver_it_may() -> None:
     assert [text.partition(" (")[0] for text in cannot_work] == ["version of nccl differs: 2.21.5 on n1; 2.27.5 on n0"]
     cannot_work, warned = compared(SAME, SAME | {"env.versions": old})
     assert not cannot_work
-    assert any("version of nccl" in one for one in warned)
+    assert any("version of nccl" in line for line in warned)
 
 
 @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])

@@ -28,9 +28,9 @@ AWKWARD = ("CUDA Error: out", "Error", "out of", "a\0bcd", "(.*)[x]\\d", "été 
 
 def fast(anchors: Sequence[str]) -> HyperScanner:
     pytest.importorskip("hyperscan")
-    made = scanner(anchors)
-    assert isinstance(made, HyperScanner)
-    return made
+    hyper = scanner(anchors)
+    assert isinstance(hyper, HyperScanner)
+    return hyper
 
 
 def lines_of(hits: Sequence[tuple[int, int]], block: bytes) -> set[tuple[int, int]]:
@@ -59,17 +59,17 @@ def test_hits_come_by_offset() -> None:
 
 def test_one_scanner_serves_many_threads() -> None:
     shared = fast(("needle",))
-    found: list[int] = []
+    counts: list[int] = []
 
     def scan() -> None:
-        found.extend(len(shared.hits(b"hay needle " * 2000)) for _ in range(50))
+        counts.extend(len(shared.hits(b"hay needle " * 2000)) for _ in range(50))
 
     threads = [threading.Thread(target=scan) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [2000] * 200
+    assert counts == [2000] * 200
 
 
 def test_other_threads_run_while_a_block_is_scanned() -> None:
@@ -120,9 +120,9 @@ def peak():
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 anchors = signatures.read()[0].anchors
 before = peak()
-made = getattr(anchor_scanner, sys.argv[1])(anchors)
-made.hits(b"x" * 131072)
-while isinstance(getattr(made, "now", None), anchor_scanner.PlainScanner):
+scanner = getattr(anchor_scanner, sys.argv[1])(anchors)
+scanner.hits(b"x" * 131072)
+while isinstance(getattr(scanner, "now", None), anchor_scanner.PlainScanner):
     time.sleep(0.001)
 print(peak() - before)
 """

@@ -79,8 +79,8 @@ def _raised(directory: Path, pid: int, at_ns: int, kind: str = "builtins.ModuleN
 
 
 def _facts(directory: Path, *deaths: RankExit) -> set[tuple[str, str, int | None]]:
-    found = errors(directory, [COMMAND], Clock.start(), deaths=deaths)
-    return {(fact.name, fact.text, fact.rank) for fact in found if fact.name != "traceback"}
+    facts = errors(directory, [COMMAND], Clock.start(), deaths=deaths)
+    return {(fact.name, fact.text, fact.rank) for fact in facts if fact.name != "traceback"}
 
 
 def test_the_program_that_a_command_ended_with_is_its_rank_and_has_its_phase(tmp_path: Path) -> None:
@@ -133,11 +133,11 @@ def _of(traceback: str) -> tuple[Evidence, ...]:
 
 def test_an_exception_that_was_raised_from_another_one_has_the_claims_of_that_one() -> None:
     facts = _of(CHAINED)
-    found = claims(facts, read)
-    assert [(claim.name, claim.text, claim.source, claim.rank) for claim in found] == [
+    all_claims = claims(facts, read)
+    assert [(claim.name, claim.text, claim.source, claim.rank) for claim in all_claims] == [
         ("dependency.binary_interface", "RuntimeError: operator torchvision::nms does not exist", "error_file", 0)
     ]
-    verdict = classify((*facts, *found, Evidence("exit", "exit_code", "1", 0, 7.1)))
+    verdict = classify((*facts, *all_claims, Evidence("exit", "exit_code", "1", 0, 7.1)))
     assert verdict.cause is Cause.DEPENDENCY
     assert verdict.summary.endswith("RuntimeError: operator torchvision::nms does not exist")
     assert any("GPT2LMHeadModel" in fact.text for fact in verdict.because)

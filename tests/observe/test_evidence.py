@@ -61,8 +61,8 @@ def known() -> Signatures:
 
 def test_every_fact_that_means_a_cause_by_itself_is_reported_by_an_observer() -> None:
     group = ControlGroup(Path("/job"), 2, own=True)
-    none, one = (oom_kills.GroupCounts(n, n) for n in (0, 1))
-    counted = oom_kills.killed({group: none}, {group: one}, 7.0)
+    none, one_kill = (oom_kills.GroupCounts(n, n) for n in (0, 1))
+    counted = oom_kills.killed({group: none}, {group: one_kill}, 7.0)
     evidence = resources.evidence((), 0, (death(0, 7.0, signum=7),))
     gone = collect.exits((), CLOCK, 5.0, [VanishedRank(1, 101, 7)])
     assert set(exits.BY_FACT) <= {(fact.source, fact.name) for fact in (*counted, *evidence, *gone)}
@@ -132,8 +132,8 @@ def test_a_line_is_of_the_rank_whose_file_it_is_in_unless_that_is_a_launchers() 
 def test_lines_of_two_streams_of_a_rank_are_kept_apart() -> None:
     evidence = Evidence("log", "exception", "ValueError: x", line=3)
     claim = replace(evidence, name="nan_loss.own", text="loss is nan", claim=Claim(Cause.NAN_LOSS, 0.9))
-    found = collect.logs([stream(0, "err", evidence), stream(0, "out", claim), stream(-1, "out", evidence)], launches=False)
-    assert len({fact.line for fact in found}) == 3
+    facts = collect.logs([stream(0, "err", evidence), stream(0, "out", claim), stream(-1, "out", evidence)], launches=False)
+    assert len({fact.line for fact in facts}) == 3
 
 
 def test_what_was_not_read_is_reported() -> None:
@@ -319,6 +319,6 @@ def test_an_exception_is_judged_by_the_frames_that_it_came_through(known: Signat
 
 @pytest.mark.parametrize(("pid", "cause"), [(100, Cause.USER_CODE), (999, Cause.KILLED_UNKNOWN)], ids=["its own", "a shell's"])
 def test_an_exit_code_of_137_is_a_signal_only_where_a_shell_says_it(pid: int, cause: Cause) -> None:
-    told = (Evidence("exit", "exit_code", "137", rank=0, t=1007.0),)
-    facts = reconciled(told, (death(0, 7.0, code=137),), (replace(beat(0, None), pid=pid),), CLOCK)
+    exits = (Evidence("exit", "exit_code", "137", rank=0, t=1007.0),)
+    facts = reconciled(exits, (death(0, 7.0, code=137),), (replace(beat(0, None), pid=pid),), CLOCK)
     assert classify(facts).cause is cause

@@ -39,9 +39,9 @@ class Watched:
 
     def take(self) -> list[str]:
         """Return what was posted since the last time."""
-        found = [f"{'-' if one.is_over else '+'}{one.rule} {one.rank}" for one in self.posted]
+        changes = [f"{'-' if alarm.is_over else '+'}{alarm.rule} {alarm.rank}" for alarm in self.posted]
         self.posted.clear()
-        return found
+        return changes
 
 
 def test_the_newest_loss_is_the_trainings_of_the_lowest_rank() -> None:

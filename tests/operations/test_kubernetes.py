@@ -51,22 +51,22 @@ def documents(*words: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def made() -> dict[str, list[dict[str, Any]]]:
+def cases() -> dict[str, list[dict[str, Any]]]:
     return {name: documents(*words) for name, words in CASES.items()}
 
 
 @pytest.mark.parametrize(("case", "version"), list(itertools.product(CASES, VERSIONS)))
 def test_each_document_fits_the_published_schema_and_has_no_field_that_is_not_there(
-    made: dict[str, list[dict[str, Any]]], case: str, version: str
+    cases: dict[str, list[dict[str, Any]]], case: str, version: str
 ) -> None:
-    assert [one["kind"] for one in made[case]][-1] == "Job"
-    for one in made[case]:
-        kubernetes_validate.validate(one, version, strict=True)
+    assert [document["kind"] for document in cases[case]][-1] == "Job"
+    for document in cases[case]:
+        kubernetes_validate.validate(document, version, strict=True)
 
 
-def test_a_field_that_is_not_there_is_found(made: dict[str, list[dict[str, Any]]]) -> None:
+def test_a_field_that_is_not_there_is_found(cases: dict[str, list[dict[str, Any]]]) -> None:
     """The check above can fail."""
-    wrong = yaml.safe_load(yaml.safe_dump(made["one pod"][-1]))
+    wrong = yaml.safe_load(yaml.safe_dump(cases["one pod"][-1]))
     wrong["spec"]["podFailurePolicies"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
@@ -80,9 +80,9 @@ def job(documents: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]
     return spec, pod, container
 
 
-def test_the_words_of_the_command_arrive_as_they_were_given(made: dict[str, list[dict[str, Any]]]) -> None:
+def test_the_words_of_the_command_arrive_as_they_were_given(cases: dict[str, list[dict[str, Any]]]) -> None:
     for name, words in CASES.items():
-        command = job(made[name])[2]["command"]
+        command = job(cases[name])[2]["command"]
         arguments = words[words.index("--") + 1 :]
         assert command[:5] == ["supervise", "--job", words[1], "--state-dir", "/state"]
         behind = command[command.index("--") + 1 :]
@@ -99,8 +99,8 @@ def action(spec: dict[str, Any], code: int) -> str:
     return "Count"
 
 
-def test_the_policy_follows_our_exit_codes(made: dict[str, list[dict[str, Any]]]) -> None:
-    spec, pod, container = job(made["one pod"])
+def test_the_policy_follows_our_exit_codes(cases: dict[str, list[dict[str, Any]]]) -> None:
+    spec, pod, container = job(cases["one pod"])
     disruption, *own_rules = spec["podFailurePolicy"]["rules"]
     assert disruption == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     assert {rule["onExitCodes"]["containerName"] for rule in own_rules} == {container["name"]}
@@ -111,9 +111,9 @@ def test_the_policy_follows_our_exit_codes(made: dict[str, list[dict[str, Any]]]
     assert {action(spec, code) for code in final} == {"FailJob"}
 
 
-def test_the_grace_is_known_in_the_pod_and_the_pods_of_several_nodes_find_each_other(made: dict[str, list[dict[str, Any]]]) -> None:
-    claim, service, _ = made["all that can be said"]
-    spec, pod, container = job(made["all that can be said"])
+def test_the_grace_is_known_in_the_pod_and_the_pods_of_several_nodes_find_each_other(cases: dict[str, list[dict[str, Any]]]) -> None:
+    claim, service, _ = cases["all that can be said"]
+    spec, pod, container = job(cases["all that can be said"])
     assert pod["terminationGracePeriodSeconds"] == 600
     assert container["env"] == [{"name": "SUPERVISE_STOP_LEFT_S", "value": "600"}]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 4, 4)
@@ -129,16 +129,16 @@ def test_the_grace_is_known_in_the_pod_and_the_pods_of_several_nodes_find_each_o
     assert len(f"{name}-{spec['completions']}") <= 63
 
 
-def test_metrics_on_loopback_are_announced_to_nobody(made: dict[str, list[dict[str, Any]]]) -> None:
+def test_metrics_on_loopback_are_announced_to_nobody(cases: dict[str, list[dict[str, Any]]]) -> None:
     alone = documents("--job", "bert", "--set", "metrics.listen=9409", *TRAIN)
     assert "ports" not in job(alone)[2]
     assert "annotations" not in alone[-1]["spec"]["template"]["metadata"]
-    opened = made["all that can be said"][-1]["spec"]["template"]["metadata"]
+    opened = cases["all that can be said"][-1]["spec"]["template"]["metadata"]
     assert opened["annotations"] == {"prometheus.io/scrape": "true", "prometheus.io/port": "9409"}
 
 
-def test_a_probe_is_a_command_of_ours(made: dict[str, list[dict[str, Any]]]) -> None:
-    container = job(made["one pod"])[2]
+def test_a_probe_is_a_command_of_ours(cases: dict[str, list[dict[str, Any]]]) -> None:
+    container = job(cases["one pod"])[2]
     for kind, probe in (("startupProbe", "live"), ("livenessProbe", "live"), ("readinessProbe", "ready")):
         words = container[kind]["exec"]["command"]
         assert words == ["supervise", "status", "--job", "bert", "--probe", probe]

@@ -137,7 +137,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules_and_each_fires_where_it_sho
     promtool("check", "rules", RULES)
     shutil.copy(RULES, tmp_path)
     tests = yaml.safe_load((HERE / "rules-test.yml").read_text(encoding="utf-8"))
-    fired = {one["alertname"] for test in tests["tests"] for one in test["alert_rule_test"] if one.get("exp_alerts")}
+    fired = {row["alertname"] for test in tests["tests"] for row in test["alert_rule_test"] if row.get("exp_alerts")}
     assert fired == {rule["alert"] for rule in rules()}, "a rule that no test lets fire"
     (tmp_path / "rules-test.yml").write_text((HERE / "rules-test.yml").read_text(encoding="utf-8"))
     promtool("test", "rules", tmp_path / "rules-test.yml")
@@ -197,8 +197,8 @@ def test_a_real_prometheus_scrapes_a_real_run_and_its_rules_and_panels_have_answ
     ask = prometheus(port)
 
     def value(query: str) -> float | None:
-        found = (ask("query", query=query) or {}).get("result")
-        return float(found[0]["value"][1]) if found else None
+        result = (ask("query", query=query) or {}).get("result")
+        return float(result[0]["value"][1]) if result else None
 
     wait_for(lambda: value('up{job="supervise"}') == 1, "a scrape", 60, alive=run.alive)
     wait_for(lambda: value('supervise_restarts_total{cause="killed_unknown"}') == 1, "the restart", 60, alive=run.alive)
@@ -207,7 +207,7 @@ def test_a_real_prometheus_scrapes_a_real_run_and_its_rules_and_panels_have_answ
     for title, expression in EXPRESSIONS.items():
         assert ask("query", query=expression.replace("$job", ".*")) is not None, title
     groups = wait_for(
-        lambda: (found := ask("rules")["groups"]) and all(rule["health"] == "ok" for rule in found[0]["rules"]) and found, "the rules", 60
+        lambda: (page := ask("rules")["groups"]) and all(rule["health"] == "ok" for rule in page[0]["rules"]) and page, "the rules", 60
     )
     assert len(groups[0]["rules"]) == len(rules())
     (metadata,) = [ask("metadata", metric="supervise_time_seconds")["supervise_time_seconds"]]

@@ -64,13 +64,13 @@ class Environment:
             name = todo.pop()
             seen.add(name)
             try:
-                found = importlib.metadata.distribution(name)
+                package = importlib.metadata.distribution(name)
             except importlib.metadata.PackageNotFoundError:  # of another platform
                 continue
-            for top in {file.parts[0] for file in found.files or () if file.parts[0] not in {"..", "__pycache__"}}:
+            for top in {file.parts[0] for file in package.files or () if file.parts[0] not in {"..", "__pycache__"}}:
                 if not (site / top).exists():
-                    (site / top).symlink_to(found.locate_file(top))
-            needed = (re.split(r"[^\w.-]", line)[0] for line in found.requires or () if "extra ==" not in line)
+                    (site / top).symlink_to(package.locate_file(top))
+            needed = (re.split(r"[^\w.-]", line)[0] for line in package.requires or () if "extra ==" not in line)
             todo += [each for each in needed if each not in seen]
         torchrun = self.bin / "torchrun"
         torchrun.write_text(f"#!{self.bin / 'python'}\nfrom torch.distributed.run import main\nmain()\n")

@@ -21,8 +21,8 @@ MOST_BYTES = 75_000_000
 #: Prints the bytes of all that is installed, pip itself apart.
 BYTES = """
 import importlib.metadata as m, os
-found = [d for d in m.distributions() if d.metadata["Name"] not in {"pip", "setuptools"}]
-files = {str(d.locate_file(f)) for d in found for f in d.files or ()}
+distributions = [d for d in m.distributions() if d.metadata["Name"] not in {"pip", "setuptools"}]
+files = {str(d.locate_file(f)) for d in distributions for f in d.files or ()}
 print(sum(os.path.getsize(f) for f in files if os.path.exists(f)))
 """
 #: Two ranks that save after each step. The second kills itself at step 3, the first time.

@@ -173,7 +173,7 @@ def test_without_torch_it_works_and_names_where_torch_comes_from(environment: En
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "order", [lambda ours, theirs: (ours, theirs), lambda ours, theirs: (theirs, ours)], ids=["ours_first", "ours_last"]
+    "order", [lambda wheel, other: (wheel, other), lambda wheel, other: (other, wheel)], ids=["ours_first", "ours_last"]
 )
 def test_beside_supervisord(
     environment: Environment, wheel: Path, supervisord_wheel: Path, order: Callable[[Path, Path], tuple[Path, Path]]

@@ -91,7 +91,7 @@ def stands_still(run: Supervised, for_s: float, deadline_s: float = 60.0) -> lis
     """Await that no rank made a step for so long while all of them live; return the steps that they made."""
     wait_for(lambda: last_progress_s(run) >= for_s, f"{for_s} s without a step", deadline_s, alive=run.alive)
     assert all(is_running(pid) for pid in pids(run).values())
-    return [max((step for who, step in run.progress() if who == rank), default=0) for rank in sorted(pids(run))]
+    return [max((step for number, step in run.progress() if number == rank), default=0) for rank in sorted(pids(run))]
 
 
 def line_of(text: str) -> int:

@@ -44,8 +44,8 @@ def two_nodes(start: Callable[..., Supervised], place: Path, pathology: str, *wo
 
 def confirmed(run: Supervised) -> dict[str, Any]:
     """Await a confirmed hang on a node."""
-    found: dict[str, Any] = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", 90, alive=run.alive)[0]
-    return found
+    event: dict[str, Any] = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", 90, alive=run.alive)[0]
+    return event
 
 
 def test_a_rank_that_does_not_come_is_named_with_its_node_on_both_and_ends_both_for_one_reason(

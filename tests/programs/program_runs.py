@@ -48,8 +48,8 @@ def environment(program: TrainingProgram) -> dict[str, str]:
 
 def outcome(place: Path) -> dict[str, Any]:
     """Return the last step and the weights with which a training ended."""
-    found: dict[str, Any] = json.loads((place / "final.json").read_text())
-    return found
+    report: dict[str, Any] = json.loads((place / "final.json").read_text())
+    return report
 
 
 def began_at(place: Path) -> list[int]:
@@ -223,25 +223,25 @@ def judge(drive: Drive, codes: list[int], bare: dict[str, Any]) -> None:
     """Fail where the outcome is not that of an uninterrupted run, where work was thrown away, or where the cause is wrong."""
     program, fault, run = drive.program, drive.fault, drive.run
     began = began_at(drive.place)
-    found = verdicts(run)
-    found = found if found[: len(drive.failed)] == drive.failed else [*drive.failed, *found]
-    seen = f"exit codes {codes}, began after {began}, incidents {[(one['cause'], one.get('rank'), one['summary']) for one in found]}"
+    incidents = verdicts(run)
+    incidents = incidents if incidents[: len(drive.failed)] == drive.failed else [*drive.failed, *incidents]
+    seen = f"exit codes {codes}, began after {began}, incidents {[(row['cause'], row.get('rank'), row['summary']) for row in incidents]}"
     right = drive.right
     causes, ends = (right.causes, right.ends) if right else (fault.causes, fault.ends)
     assert tuple(codes) == ends, seen
-    assert len(found) == len(causes), seen
-    assert all(one["cause"] in right for one, right in zip(found, causes, strict=True)), seen
+    assert len(incidents) == len(causes), seen
+    assert all(row["cause"] in right for row, right in zip(incidents, causes, strict=True)), seen
     assert not right or not right.names or drive.torn in drive.reported, f"{drive.torn} is not named; {seen}"
     assert all(at in right for at, right in zip(began[1:], fault.resumed, strict=False)), seen
     if fault.name in {"import", "value"}:
         assert run.attempts() == 1, seen
     if fault.name == "kill" and program.world > 1:
-        assert found[0]["rank"] == program.world - 1, f"the wrong rank is blamed; {seen}"
+        assert incidents[0]["rank"] == program.world - 1, f"the wrong rank is blamed; {seen}"
     if fault.finishes and ends[-1] == 0:
         assert len(began) == len(fault.resumed) + 1, seen
         if not (program.drifts and fault.name == "oom"):
             last = outcome(drive.place)
             assert last["step"] == bare["step"], seen
-            apart = max(abs(one - other) for one, other in zip(last["weights"], bare["weights"], strict=True))
+            apart = max(abs(weight - other) for weight, other in zip(last["weights"], bare["weights"], strict=True))
             assert program.inexact or apart <= fault.tolerance, f"the weights are {apart} apart; {seen}"
     run.wait_for_nothing_left()

@@ -383,10 +383,10 @@ NOT_RUN = {
 
 def cells() -> list[Cell]:
     """Return each cell of the table, program after program."""
-    found = []
+    rows = []
     for program in PROGRAMS:
         for fault in (fault.name for fault in FAULTS if fault.name in EACH or program.name in SPREAD[fault.name]):
             key = (program.name, fault)
             is_unseen = fault in UNSEEN.get(program.name, "").split()
-            found.append(Cell(*key, OUTCOMES.get(key), WRONG.get(key, ""), unseen=is_unseen, fast=key in FAST))
-    return found
+            rows.append(Cell(*key, OUTCOMES.get(key), WRONG.get(key, ""), unseen=is_unseen, fast=key in FAST))
+    return rows

@@ -47,10 +47,10 @@ def test_no_work_is_lost_and_the_cause_is_right(
 
 
 def test_each_program_gets_its_three_faults_and_each_fault_is_put_into_two() -> None:
-    found = [(cell.program, cell.fault) for cell in cells()]
-    assert all((program, fault) in found for program in PROGRAM for fault in ("torn", "term", "oom"))
-    assert all(sum(name == fault for _, name in found) >= 2 for fault in FAULT)
-    assert len(found) == len(set(found))
+    pairs = [(cell.program, cell.fault) for cell in cells()]
+    assert all((program, fault) in pairs for program in PROGRAM for fault in ("torn", "term", "oom"))
+    assert all(sum(name == fault for _, name in pairs) >= 2 for fault in FAULT)
+    assert len(pairs) == len(set(pairs))
 
 
 def test_the_table_in_the_readme_is_that_of_the_tests() -> None:

@@ -49,7 +49,7 @@ def _killed(start: Callable[..., Supervised], program: TrainingProgram, place: P
 def test_ten_restarts_out_of_standbys_train_as_one_run(
     supervise: Callable[..., Supervised], bare: Callable[[TrainingProgram], dict[str, Any]], tmp_path: Path
 ) -> None:
-    program = next(one for one in PROGRAMS if one.name == "nanogpt-torchrun")
+    program = next(candidate for candidate in PROGRAMS if candidate.name == "nanogpt-torchrun")
     warm = _killed(supervise, program, tmp_path)
     used = [(row["ranks"], row["cold"]) for row in logged(warm, "standby.used")]
     assert used == [(list(range(program.world)), "")] * len(KILLS)

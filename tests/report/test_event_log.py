@@ -105,10 +105,10 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  our own code
     assert (done.returncode, done.stderr) == (0, "")
-    found = lines(tmp_path / FILE_NAME)
-    kept = [line["n"] for line in found if line["event"] == "attempt.ended"]
+    rows = lines(tmp_path / FILE_NAME)
+    kept = [line["n"] for line in rows if line["event"] == "attempt.ended"]
     assert kept == list(range(len(kept)))
-    assert [(line["event"], line.get("lines")) for line in found[len(kept) :]] == [("log.lost", 20 - len(kept)), ("run.finished", None)]
+    assert [(line["event"], line.get("lines")) for line in rows[len(kept) :]] == [("log.lost", 20 - len(kept)), ("run.finished", None)]
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -265,14 +265,14 @@ def test_every_fact_that_is_noted_is_logged(reporter: Reporter, written: Written
     assert names == {*NOTED, "agent.reported"}
     for name in sorted(names):
         reporter.note(name, {"ev": "rendezvous", "do": "go", "attempt": 2})
-    told = {"request": "go", "attempt": 2}
+    fields = {"request": "go", "attempt": 2}
     assert written.lines == [
-        ("launcher.started", "info", told),
-        ("agent.reported", "info", {"what": "rendezvous", **told}),
-        ("processes.left", "warning", told),
-        ("request.lost", "warning", told),
-        ("standby.reported", "info", told),
-        ("standby.used", "info", told),
+        ("launcher.started", "info", fields),
+        ("agent.reported", "info", {"what": "rendezvous", **fields}),
+        ("processes.left", "warning", fields),
+        ("request.lost", "warning", fields),
+        ("standby.reported", "info", fields),
+        ("standby.used", "info", fields),
     ]
 
 
@@ -315,9 +315,9 @@ def test_an_incidents_last_line_sums_it_up(reporter: Reporter, written: Written,
     reporter.opened(OpenIncident(1, 2, 5, "rank 5: killed by signal 11"))
     reporter.decided(ReportDecision(1, 2, verdict, plan, 95))
     reporter.closed(CloseIncident(1, 3, outcome, 96))
-    *_, (_, _, decided), (event, told, fields) = written.lines
+    *_, (_, _, decided), (event, severity, fields) = written.lines
     assert decided["next"] == "stop"
-    assert (event, told) == ("incident.closed", level)
+    assert (event, severity) == ("incident.closed", level)
     assert fields.pop("took_s") >= 0
     judged = {"cause": "segfault", "confidence": 0.9, "rank": 5, "plan": "restart", "strategy": "restart_within_budget", "exit_code": None}
     assert fields == {"incident": 1, "attempt": 3, "outcome": outcome, "step": 96, **judged}

@@ -18,13 +18,13 @@ STACKS = {
 
 def boxes(svg: str) -> dict[str, tuple[float, float, float]]:
     """Return the x, the y and the width of each box, by its tooltip."""
-    found = {}
+    frames = {}
     for group in ET.fromstring(svg).iter(f"{SVG}g"):  # noqa: S314  our own
         title, rect = group.find(f"{SVG}title"), group.find(f"{SVG}rect")
         assert title is not None
         assert rect is not None
-        found[str(title.text)] = (float(rect.attrib["x"]), float(rect.attrib["y"]), float(rect.attrib["width"]))
-    return found
+        frames[str(title.text)] = (float(rect.attrib["x"]), float(rect.attrib["y"]), float(rect.attrib["width"]))
+    return frames
 
 
 def test_a_function_is_as_wide_as_its_share_and_stands_below_its_caller() -> None:

@@ -30,7 +30,7 @@ class HungDisk:
 def test_files_that_a_hung_disk_left_no_room_for_are_reported_with_their_number(tmp_path: Path) -> None:
     lost: list[tuple[str, str]] = []
     disk = HungDisk(tmp_path)
-    files = IncidentFiles(lambda what, cause: lost.append((what, cause)))
+    files = IncidentFiles(lambda subject, cause: lost.append((subject, cause)))
     files.write_soon(disk, "first.txt", "1")
     assert disk.asked.wait(60)
     for number in range(QUEUED + 3):
@@ -46,7 +46,7 @@ def test_files_that_a_hung_disk_left_no_room_for_are_reported_with_their_number(
 def test_files_that_a_hung_disk_keeps_waiting_are_reported_at_the_end(tmp_path: Path) -> None:
     lost: list[tuple[str, str]] = []
     disk = HungDisk(tmp_path)
-    files = IncidentFiles(lambda what, cause: lost.append((what, cause)))
+    files = IncidentFiles(lambda subject, cause: lost.append((subject, cause)))
     files.write_soon(disk, "card.txt", "1")
     assert disk.asked.wait(60)
     files.close(0.05)
@@ -56,7 +56,7 @@ def test_files_that_a_hung_disk_keeps_waiting_are_reported_at_the_end(tmp_path: 
 
 def test_a_file_that_cannot_be_written_is_reported_by_name_and_the_next_is_written(tmp_path: Path) -> None:
     lost: list[tuple[str, str]] = []
-    files = IncidentFiles(lambda what, cause: lost.append((what, cause)))
+    files = IncidentFiles(lambda subject, cause: lost.append((subject, cause)))
     files.write_soon(lambda: tmp_path / "missing", "card.txt", "1")
     files.write_soon(lambda: tmp_path, "card\0.txt", "1")
     files.write_soon(lambda: tmp_path, "card.txt", "2")

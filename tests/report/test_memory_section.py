@@ -87,10 +87,10 @@ def test_status_has_a_line_and_a_column_where_torch_tells() -> None:
     status = running()
     forecast = ForecastStatus("gpu 3", forecast_text(OF_GPU, NOW), 2400.0, 900.0, 3, 12_412)
     first = replace(status.ranks[0], gpu_reserved_bytes=70 * GIB, gpu_limit_bytes=80 * GIB)
-    told = replace(status, forecasts=(forecast,), ranks=(first, *status.ranks[1:]))
-    line = next(fact for fact in status_page(told, "").facts if fact.label == "memory")
+    full_status = replace(status, forecasts=(forecast,), ranks=(first, *status.ranks[1:]))
+    line = next(fact for fact in status_page(full_status, "").facts if fact.label == "memory")
     assert line.text.startswith("out of memory on the GPU of rank 3 in about 40 minutes (±15), at step ~12,400")
-    assert "70.0 GiB of 80.0 GiB" in rendered(told, "", Surface(100))
+    assert "70.0 GiB of 80.0 GiB" in rendered(full_status, "", Surface(100))
     assert "GPU memory" not in [column.name for column in rank_table(status).columns]
 
 

@@ -93,7 +93,7 @@ def test_what_all_nodes_see_alike_is_alerted_by_the_first_and_what_is_of_one_nod
     assert [alert.event.value for alert in sent(reporter)] == (["hang", "node_health"] if node else of_all), (
         "of a hang one node speaks for all"
     )
-    assert said(reporter) == ["text"] * 3, "every terminal has it"
+    assert messages(reporter) == ["text"] * 3, "every terminal has it"
 
 
 @pytest.mark.parametrize(("alias", "name"), [("", "b:1"), ("trainer", "node 1")])
@@ -101,7 +101,7 @@ def test_the_line_the_card_and_the_alert_name_the_node_that_failed(reporter: Rep
     job: Any = reporter.alerts._job  # noqa: SLF001  the one that was given
     job.settings = dataclasses.replace(job.settings, alerts=dataclasses.replace(job.settings.alerts, node=alias))
     reporter.decided(ReportDecision(1, 1, replace(VERDICT, node="b.cluster:1"), PLAN, 65))
-    assert said(reporter)[0].startswith("incident 1 at step 65: rank 3 was killed by SIGSEGV on b.cluster:1. Restarting")
+    assert messages(reporter)[0].startswith("incident 1 at step 65: rank 3 was killed by SIGSEGV on b.cluster:1. Restarting")
     assert "where rank 3 on b.cluster:1, step 65, attempt 1" in " ".join(shown(reporter).split())
     (alert,) = sent(reporter)
     assert (alert.failed_on, alert.node) == (name, alias or "n")
@@ -111,18 +111,18 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
     reporter.processes.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     log: Any = reporter._log  # noqa: SLF001  likewise
-    said = f"{terminal.message.call_args_list} {log.write.call_args_list}"
-    assert "41 (upload --hf-token" in said
-    assert "SECRETVALUE123" not in said
+    calls = f"{terminal.message.call_args_list} {log.write.call_args_list}"
+    assert "41 (upload --hf-token" in calls
+    assert "SECRETVALUE123" not in calls
 
 
 @pytest.mark.parametrize("cmd", ["python -c from multiprocessing.resource_tracker import main;main(9)", "[python]"])
 def test_what_ends_by_itself_is_not_listed(reporter: Reporter, cmd: str) -> None:
     tracker: SurvivingProcess = {"pid": 41, "cmd": cmd}
     reporter.processes.survivors([tracker])
-    assert (said(reporter), logged(reporter, LogEvent.SURVIVORS_LISTED)) == ([], [])
+    assert (messages(reporter), logged(reporter, LogEvent.SURVIVORS_LISTED)) == ([], [])
     reporter.processes.survivors([tracker, {"pid": 42, "cmd": "tmux"}])
-    assert said(reporter) == ["the job is done; left running: 42 (tmux)"]
+    assert messages(reporter) == ["the job is done; left running: 42 (tmux)"]
 
 
 CHANGES = (Change("batch_size", "32", "16", "--batch-size"), Change("env:A", "", "secret", "$A"))
@@ -135,7 +135,7 @@ def shown(reporter: Reporter) -> str:
     return render(reporter.cards.last)
 
 
-def said(reporter: Reporter) -> list[str]:
+def messages(reporter: Reporter) -> list[str]:
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     return [call.args[0] for call in terminal.message.call_args_list]
 
@@ -148,8 +148,8 @@ def logged(reporter: Reporter, event: LogEvent) -> list[dict[str, Any]]:
 def test_a_change_is_reported_old_and_new_on_the_terminal_in_the_log_and_on_the_card(reporter: Reporter) -> None:
     reporter.decided(ReportDecision(1, 1, VERDICT, HALVED, 7))
     changed = "--batch-size 32 -> 16, $A -> secret, 2 ranks on this node"
-    assert said(reporter)[0].endswith(f"Restarting as attempt 2 with {changed}")
-    assert said(reporter)[1:] == ["the global batch stays: 64", "and more"]
+    assert messages(reporter)[0].endswith(f"Restarting as attempt 2 with {changed}")
+    assert messages(reporter)[1:] == ["the global batch stays: 64", "and more"]
     (line,) = logged(reporter, LogEvent.PLAN_DECIDED)
     assert (line["changes"], line["nproc"]) == (["--batch-size 32 -> 16", "$A -> secret"], 2)
     lines = [" ".join(line.split()) for line in shown(reporter).splitlines()]
@@ -161,12 +161,12 @@ def test_an_alert_goes_to_the_log_and_with_its_decision_to_the_terminal_and_the_
     reporter.alerted(act.Alert("batch_changed", 1, "32 -> 16"))
     reporter.alerted(act.Alert("recurring_failure", 1, "the third time\x1b[31m"))
     assert [line["kind"] for line in logged(reporter, LogEvent.ALERT_RAISED)] == ["batch_changed", "recurring_failure"]
-    assert said(reporter) == []
+    assert messages(reporter) == []
     reporter.decided(ReportDecision(3, 1, VERDICT, HALVED, 7))
-    assert said(reporter)[-1] == "the third time"
-    assert "32 -> 16" not in said(reporter)  # the decision's own line says what was changed
+    assert messages(reporter)[-1] == "the third time"
+    assert "32 -> 16" not in messages(reporter)  # the decision's own line says what was changed
     reporter.alerted(act.Alert("memory_held", 1, "by another"))
-    assert said(reporter)[-1] == "by another"
+    assert messages(reporter)[-1] == "by another"
     assert [(alert.event.value, alert.incident) for alert in sent(reporter)] == [
         ("opened", 3),
         ("batch_changed", 3),
@@ -184,7 +184,7 @@ def test_a_change_that_did_not_reach_the_script_is_reported_at_once_though_it_is
     if resolved:
         reporter.closed(CloseIncident(3, 2, "resolved", 8))
     reporter.alerted(act.Alert("change_ignored", 2, "a rank trains with batch_size 32 instead of 16"))
-    assert said(reporter)[-1] == "a rank trains with batch_size 32 instead of 16"
+    assert messages(reporter)[-1] == "a rank trains with batch_size 32 instead of 16"
     last = sent(reporter)[-1]
     assert (last.event.value, last.incident, last.attempt, last.action.value) == ("change_ignored", 3, 2, "none")
 
@@ -245,7 +245,7 @@ def test_the_last_status_of_the_unit_has_the_cause_and_the_command_that_explains
 
 def test_a_gpu_that_is_put_out_of_use_is_reported_with_the_command_that_puts_it_back(reporter: Reporter) -> None:
     reporter.quarantined(act.Quarantine(2, Gpu(1, "GPU-b", "0000:5e:00.0"), "xid 79", "NVRM: Xid"))
-    assert said(reporter) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise nodes clear GPU-b"]
+    assert messages(reporter) == ["GPU GPU-b is left out on this node for 7 days; once it is repaired: supervise nodes clear GPU-b"]
     (line,) = logged(reporter, LogEvent.GPU_QUARANTINED)
     assert (line["index"], line["uuid"], line["reason"]) == (1, "GPU-b", "xid 79")
 
@@ -324,7 +324,7 @@ def test_the_line_of_a_restart_says_whose_traceback_is_a_consequence(reporter: R
     killed, gone = Evidence("exit", "signal", "9", 3), Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
     verdict = FailureVerdict(Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(killed, gone))
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
-    assert said(reporter)[0] == (
+    assert messages(reporter)[0] == (
         "incident 7 at step 12: rank 3 was killed by SIGKILL. Restarting as attempt 3, nothing changed. "
         "The traceback of rank 0 is a consequence"
     )
@@ -337,7 +337,7 @@ def test_an_exception_that_a_signature_knows_as_a_consequence_is_named_so_too(re
         Cause.KILLED_UNKNOWN, 0.6, "rank 3 was killed by SIGKILL", "f", 3, because=(Evidence("exit", "signal", "9", 3), evidence)
     )
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 12))
-    assert said(reporter)[0].endswith(". The traceback of rank 0 is a consequence")
+    assert messages(reporter)[0].endswith(". The traceback of rank 0 is a consequence")
     assert "a consequence: rank 0 raised RuntimeError: Connection closed by peer" in shown(reporter)
 
 
@@ -345,7 +345,7 @@ def test_of_memory_the_line_of_a_restart_has_the_sizes_and_not_the_librarys_sent
     raised = "rank 1 raised torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB"
     sizes = (("asked", str(2 << 30)), ("free", str(1 << 30)), ("capacity", str(80 << 30)))
     reporter.decided(ReportDecision(1, 1, FailureVerdict(Cause.CUDA_OOM, 0.97, raised, "f", 1, facts=sizes), PLAN, 30))
-    assert said(reporter)[0] == (
+    assert messages(reporter)[0] == (
         "incident 1 at step 30: rank 1: the GPU ran out of memory: 2.0 GiB asked for, 1.0 GiB free of 80.0 GiB. "
         "Restarting as attempt 2, nothing changed"
     )
@@ -355,7 +355,7 @@ def test_the_step_stands_once_in_the_line_of_a_restart(reporter: Reporter) -> No
     verdict = FailureVerdict(Cause.NAN_LOSS, 0.9, "rank 3 raised FloatingPointError: loss is NaN at step 25", "f", 3)
     reporter.decided(ReportDecision(7, 2, verdict, PLAN, 25))
     assert (
-        said(reporter)[0]
+        messages(reporter)[0]
         == "incident 7: rank 3 raised FloatingPointError: loss is NaN at step 25. Restarting as attempt 3, nothing changed"
     )
 
@@ -370,7 +370,7 @@ def test_a_resume_that_nothing_confirms_is_suspect_until_it_is_seen_and_never_ca
     reporter.beginning(BeginAttempt(2, "failure", None))
     reporter.resumed(ReportResume(1, 2, None, None, confirmed=False, resume_from="ckpt/40.pt"))
     assert [(alert.event.value, alert.severity.value) for alert in sent(reporter)][1:] == [("resume_suspect", "warning")]
-    assert len([line for line in said(reporter) if "resume not confirmed" in line]) == 1, "one line says it"
+    assert len([line for line in messages(reporter) if "resume not confirmed" in line]) == 1, "one line says it"
     reporter.resumed(ReportResume(1, 2, 40, "ckpt/40.pt", confirmed=True, resume_from="ckpt/40.pt"))
     assert cleared(reporter) == ["scratch", "resume"]
 

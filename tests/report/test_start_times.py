@@ -21,8 +21,8 @@ class Times:
     """A start clock, and what it reported. The job's clock reads 100 s when CLOCK_MONOTONIC reads 0."""
 
     def __init__(self) -> None:
-        self.found: list[StartTimes] = []
-        self.clock = StartClock(Clock(100.0, 0.0), 100.0, self.found.append)
+        self.reports: list[StartTimes] = []
+        self.clock = StartClock(Clock(100.0, 0.0), 100.0, self.reports.append)
 
     def start(self, attempt: int, t: float) -> None:
         """Start the ranks of an attempt."""
@@ -57,7 +57,7 @@ def test_a_launch_is_reported_at_the_first_step_of_the_last_rank(times: Times) -
     times.clock.trained(1, MOMENTS_NS)
     times.clock.trained(1, MOMENTS_NS)
     parts = {"supervise": 1.0, "selection": 17.0, "start": 2.0, "import": 3.0, "init": 1.0, "first_step": 2.0}
-    assert times.found == [StartTimes(1, "launch", 26.0, parts)]
+    assert times.reports == [StartTimes(1, "launch", 26.0, parts)]
 
 
 def test_a_restart_is_counted_from_the_death_of_the_first_rank(times: Times) -> None:
@@ -72,10 +72,10 @@ def test_a_restart_is_counted_from_the_death_of_the_first_rank(times: Times) -> 
     times.start(2, 119.0)
     times.clock.trained(1, MOMENTS_NS)  # late, of an attempt that is over
     times.clock.trained(2, MOMENTS_NS)
-    assert len(times.found) == 2
-    assert (times.found[1].attempt, times.found[1].after, times.found[1].total_s) == (2, "failure", 16.0)
+    assert len(times.reports) == 2
+    assert (times.reports[1].attempt, times.reports[1].after, times.reports[1].total_s) == (2, "failure", 16.0)
     first = {"detect": 0.5, "teardown": 0.5, "backoff": 4.0, "selection": 3.0, "start": 2.0}
-    assert times.found[1].parts == {**first, "import": 3.0, "init": 1.0, "first_step": 2.0}
+    assert times.reports[1].parts == {**first, "import": 3.0, "init": 1.0, "first_step": 2.0}
 
 
 def test_ranks_that_stood_still_were_failing_since_their_last_progress(times: Times) -> None:
@@ -85,17 +85,17 @@ def test_ranks_that_stood_still_were_failing_since_their_last_progress(times: Ti
     times.clock.incident_opened(1)
     times.start(2, 500.0)
     times.clock.trained(2, {"first_step": 410 * S})
-    assert times.found[1].parts["detect"] == pytest.approx(times.clock._clock.now() - 110.0, abs=5)  # noqa: SLF001  the one it was given
+    assert times.reports[1].parts["detect"] == pytest.approx(times.clock._clock.now() - 110.0, abs=5)  # noqa: SLF001  the one it was given
 
 
 def test_an_attempt_without_a_first_step_is_reported_at_its_end_as_far_as_it_came(times: Times) -> None:
     times.start(1, 103.0)
     times.clock.took(events.RankExited(110.5, 1, RankExit(1, 5, 10 * S, code=1)))
-    assert times.found == [StartTimes(1, "launch", 3.0, {"selection": 2.0, "start": 1.0}, trained=False)]
+    assert times.reports == [StartTimes(1, "launch", 3.0, {"selection": 2.0, "start": 1.0}, trained=False)]
     times.clock.took(events.AttemptEnded(111.0, 1, "failed"))
     times.start(2, 113.0)
     times.clock.took(events.AttemptEnded(119.0, 2, "succeeded"))
-    assert [(one.attempt, one.total_s) for one in times.found] == [(1, 3.0), (2, 3.0)]
+    assert [(report.attempt, report.total_s) for report in times.reports] == [(1, 3.0), (2, 3.0)]
 
 
 def test_the_launch_is_when_this_process_began() -> None:

@@ -142,8 +142,8 @@ def test_quiet_keeps_what_is_only_informative_to_itself(pipe: tuple[int, int]) -
 
 
 def test_in_the_journal_each_line_has_its_priority(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = os.fstat(pipe[1])
-    monkeypatch.setenv("JOURNAL_STREAM", f"{found.st_dev}:{found.st_ino}")
+    pipe_state = os.fstat(pipe[1])
+    monkeypatch.setenv("JOURNAL_STREAM", f"{pipe_state.st_dev}:{pipe_state.st_ino}")
     terminal = TerminalWriter(pipe[1])
     terminal.message("one\ntwo")
     terminal.message("incident 1", "notice")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 
-def said(run: Supervised) -> str:
+def output_words(run: Supervised) -> str:
     """Return what was reported, in one line: a card breaks its lines before a long path."""
     return " ".join(run.stderr.split())
 
@@ -42,10 +42,10 @@ def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save
     assert run.exit_code(180) == 0
     assert run.attempts() == 3
     torn = run.place / "ckpt" / "epoch_0_step_60"
-    assert f"rank 0: {torn} is in the way of the save: attempt 1 left it" in said(run)
+    assert f"rank 0: {torn} is in the way of the save: attempt 1 left it" in output_words(run)
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert sorted(path.name for path in torn.iterdir()) == ["model.pt", "optim.pt"], "it was saved again, whole"
-    assert "user_code" not in said(run)
+    assert "user_code" not in output_words(run)
 
 
 @pytest.mark.slow
@@ -56,10 +56,10 @@ def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_
     assert "Checkpoint already exists and self.overwrite=False." in run.stderr
     assert run.attempts() == 3
     torn = run.place / "ckpt" / "step-60"
-    assert f"{torn} is in the way of the save: an earlier attempt left it" in said(run)
+    assert f"{torn} is in the way of the save: an earlier attempt left it" in output_words(run)
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
     assert sorted(path.name for path in torn.iterdir()) == [".metadata", "__0_0.distcp", "__1_0.distcp"], "it was saved again, whole"
-    assert "user_code" not in said(run)
+    assert "user_code" not in output_words(run)
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_a_whole_one_in_the_way_of_dcp_stays_and_the_command_that_moves_it_is_na
     run = supervise(*alone("pytorch_dcp_overwrite.py", "--steps", "80"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(220) == 65
     place = run.place / "ckpt" / "step-60"
-    assert f"{place} is in the way of the save: an earlier attempt left it (it is whole)" in said(run)
-    assert f"mv {place} {run.place}/.supervise-aside/torn-a" in said(run)
+    assert f"{place} is in the way of the save: an earlier attempt left it (it is whole)" in output_words(run)
+    assert f"mv {place} {run.place}/.supervise-aside/torn-a" in output_words(run)
     assert (place / ".metadata").exists(), "nothing was touched"
 
 
@@ -82,7 +82,7 @@ def test_transformers_begins_anew_where_its_very_first_save_was_killed(
     assert run.attempts() == 3
     torn = run.place / "out" / "checkpoint-10"
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "done")]
-    assert "it was the first save, and nothing older lies there: the run begins anew" in said(run)
+    assert "it was the first save, and nothing older lies there: the run begins anew" in output_words(run)
     begins = [line for line in run.stdout.splitlines() if line.startswith("continues from")]
     assert begins == ["continues from None", "continues from out/checkpoint-10", "continues from None"]
     assert (torn / "trainer_state.json").exists(), "it was saved again, whole"
@@ -103,8 +103,8 @@ def test_torchtitan_4292_a_script_that_looks_for_what_was_set_aside_gets_it_back
     run = supervise(*alone("torchtitan_4292.py", "--steps", "80", "--finds", "registry"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 0
     torn = run.place / "ckpt" / "step-60"
-    assert f"the script looks for {torn}/meta.json, which was set aside" in said(run)
-    assert "the script misses the file that was set aside: it was moved back from" in said(run)
+    assert f"the script looks for {torn}/meta.json, which was set aside" in output_words(run)
+    assert "the script misses the file that was set aside: it was moved back from" in output_words(run)
     assert [(change.path, change.phase) for change in changes(run)] == [(str(torn), "undone")]
     assert [line for line in run.stdout.splitlines() if line.startswith("continues")] == ["continues from step 0", "continues from step 40"]
 
@@ -114,8 +114,8 @@ def test_kempnerforge_102_a_link_that_was_moved_too_early_is_named_with_its_comm
     run = supervise(*alone("kempnerforge_102.py", "--steps", "100"), options=["--resumes-itself"], **OFTEN)
     assert run.exit_code(180) == 65
     link, ckpt = run.place / "ckpt" / "latest", run.place / "ckpt"
-    assert f"{link} leads to {ckpt}/step-60, which is not whole; the newest whole one next to it is step-40" in said(run)
-    assert f"ln -sfn step-40 {link}" in said(run)
+    assert f"{link} leads to {ckpt}/step-60, which is not whole; the newest whole one next to it is step-40" in output_words(run)
+    assert f"ln -sfn step-40 {link}" in output_words(run)
     assert (link.readlink(), (ckpt / "step-40" / ".metadata").exists()) == (Path("step-60"), True), "nothing was touched"
 
 
@@ -132,6 +132,6 @@ def test_lightning_21110_a_last_that_leads_to_nothing_is_named_with_its_command(
     run = supervise(sys.executable, str(SCRIPTS / "lightning_21110.py"), "ckpt/last.ckpt")
     assert run.exit_code(60) == 65
     assert run.attempts() == 1
-    assert "the newest whole one next to it is step-40.pt" in said(run)
-    assert f"ln -sfn step-40.pt {link}" in said(run)
-    assert "file and line" not in said(run)
+    assert "the newest whole one next to it is step-40.pt" in output_words(run)
+    assert f"ln -sfn step-40.pt {link}" in output_words(run)
+    assert "file and line" not in output_words(run)

@@ -187,9 +187,9 @@ def test_a_thread_that_never_ends_is_ended_as_an_incident_of_its_own(supervise: 
     run = supervise(*alone("wandb_4929.py", *STEPS), options=(*DECLARED, "--on-hang", "restart"), **OFTEN, **limits)
     assert run.exit_code(END_S) == 124, "rank 0 did not leave"
     assert run.attempts() == 1
-    said = " ".join(run.stderr.split())
-    assert "the training was over at step 40; rank 0 stands at its exit: a thread of it is in upload (wandb_4929.py:" in said
-    assert "--on-hang restart ends it once nothing of it has worked for 10 minutes" in said
-    assert re.search(r"failed at step 40 .*1 incident.*; the newest verified checkpoint is", said), said
+    text = " ".join(run.stderr.split())
+    assert "the training was over at step 40; rank 0 stands at its exit: a thread of it is in upload (wandb_4929.py:" in text
+    assert "--on-hang restart ends it once nothing of it has worked for 10 minutes" in text
+    assert re.search(r"failed at step 40 .*1 incident.*; the newest verified checkpoint is", text), text
     assert "exit_stuck" in run.ask("why").stdout
     run.wait_for_nothing_left()

@@ -103,10 +103,10 @@ def test_a_path_in_the_command_is_that_of_each_restart_and_what_was_given_instea
     run = supervise(*alone("fairchem_1055.py", "--resume", "ckpt/step-20.pt", "--steps", "80"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["20", "20"]
-    said = " ".join(run.stderr.split())
-    assert "each attempt begins at step 20, because the command names ckpt/step-20.pt" in said
+    text = " ".join(run.stderr.split())
+    assert "each attempt begins at step 20, because the command names ckpt/step-20.pt" in text
     ckpt = tmp_path / "ckpt"
-    assert f"resumed at step 20 from {ckpt}/step-20.pt, although it was given {ckpt}/step-60.pt (step 60): steps 21 to 60 are" in said
+    assert f"resumed at step 20 from {ckpt}/step-20.pt, although it was given {ckpt}/step-60.pt (step 60): steps 21 to 60 are" in text
 
 
 # --- simpletuner_2989.py, accelerate_3306.py: the number in a name is not what is newest
@@ -122,9 +122,9 @@ def test_a_stale_save_of_the_greatest_number_is_not_trained_on_from(supervise: C
         *alone("simpletuner_2989.py", "--pace-s", "0.1"), options=("--checkpoints", "ckpt/step-*.pt", "--resumes-itself"), **OFTEN
     )
     assert run.exit_code(150) == 65
-    said = " ".join(run.stderr.split())
-    assert f"the newest save of this run, {tmp_path}/ckpt/step-20.pt, is gone" in said
-    assert "another training's checkpoint" in said
+    text = " ".join(run.stderr.split())
+    assert f"the newest save of this run, {tmp_path}/ckpt/step-20.pt, is gone" in text
+    assert "another training's checkpoint" in text
     assert torch.load(stale)["step"] == 5000
 
 
@@ -140,6 +140,6 @@ def test_a_numbering_that_begins_anew_is_resumed_from_what_was_saved_last(superv
 def test_a_load_through_a_link_is_no_start_from_scratch(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise(*alone("resumes_from_best.py", "--steps", "100"), **OFTEN)
     assert run.exit_code(200) == 0
-    said = "".join(run.stderr.split())
-    assert f"resumedfrom{tmp_path}/ckpt/step-20.pt" in said
-    assert "SCRATCH" not in said
+    text = "".join(run.stderr.split())
+    assert f"resumedfrom{tmp_path}/ckpt/step-20.pt" in text
+    assert "SCRATCH" not in text

@@ -190,13 +190,13 @@ def test_veomni_1173_a_disk_that_the_jobs_own_leftovers_fill_is_not_waited_for(s
     with mounts.tmpfs(tmp_path / "ckpt", 8 << 20):
         command = alone("veomni_1173.py", "--steps", "120")
         run = supervise(*command, options=("--checkpoints", "ckpt/step-*", "--resume-args", "--resume {resume}"), **AT_ONCE)
-        code, said = run.exit_code(360), card(run)
-        assert code == 65, said
-    assert "for space" not in said
-    assert "disk_full, " in said
+        code, text = run.exit_code(360), card(run)
+        assert code == 65, text
+    assert "for space" not in text
+    assert "disk_full, " in text
     wanted = f"do delete what killed saves of this job left there: {tmp_path}/ckpt/stage/21 (2 MiB)"
-    assert wanted.replace(" ", "") in said.replace(" ", ""), "a card may break its lines within a long path"
-    assert "old checkpoints and caches" not in said
+    assert wanted.replace(" ", "") in text.replace(" ", ""), "a card may break its lines within a long path"
+    assert "old checkpoints and caches" not in text
 
 
 # --- rwth-i6/returnn #1829
@@ -251,8 +251,8 @@ def test_qwen_vl_135_memory_that_runs_out_in_the_save_is_the_saves(supervise: Ru
 )
 def test_returnn_1626_nccl_that_cannot_allocate_is_the_gpus_memory(last_error: str) -> None:
     where = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1197, unhandled cuda error, NCCL version 2.21.5"
-    told = f"ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n{last_error}"
-    verdict = log(*raised(1, f"torch.distributed.DistBackendError: {where}\n{told}"))
+    message = f"ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n{last_error}"
+    verdict = log(*raised(1, f"torch.distributed.DistBackendError: {where}\n{message}"))
     assert verdict.cause is Cause.CUDA_OOM
     assert "GLOO" not in remedy(verdict)
 

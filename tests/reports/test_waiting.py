@@ -36,9 +36,9 @@ LEFT = {"SUPERVISE_STOP_LEFT_S": "10", "PYTHONPATH": str(Path(__file__).parents[
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
     """Give the directory of a build, below the one of all builds."""
-    made = tmp_path / "cache of builds" / "fused_adam"
-    made.mkdir(parents=True)
-    return made
+    folder = tmp_path / "cache of builds" / "fused_adam"
+    folder.mkdir(parents=True)
+    return folder
 
 
 @pytest.mark.slow

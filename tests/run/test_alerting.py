@@ -82,13 +82,13 @@ def run(tmp_path: Path, receiver: Receiver) -> Iterator[Any]:
     clock, terminal = Clock.start(), MagicMock()
     reporter = Reporter(job, clock, terminal, MagicMock(), MagicMock())
     threads = SimpleNamespace(start=lambda _name, work, **_options: work())
-    made: Any = SimpleNamespace(
+    job_run: Any = SimpleNamespace(
         job=job, log=MagicMock(), loop=SimpleNamespace(call_soon=lambda call: call()), terminal=terminal, reporter=reporter, clock=clock,
         alert_watch=AlertWatch(job, reporter, lambda: 0.0), executor=SimpleNamespace(threads=threads),
     )  # fmt: skip
-    made._remember_place = lambda: JobRun._remember_place(made)  # noqa: SLF001  the run's own
-    JobRun._start_alerts(made)  # noqa: SLF001  what is tested
-    yield made
+    job_run._remember_place = lambda: JobRun._remember_place(job_run)  # noqa: SLF001  the run's own
+    JobRun._start_alerts(job_run)  # noqa: SLF001  what is tested
+    yield job_run
     reporter.close_alerts(2.0)
 
 

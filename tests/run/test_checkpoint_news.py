@@ -18,5 +18,5 @@ def test_a_bug_at_an_event_of_the_reader_process_is_logged_each_time_and_shown_o
     failures.report(LookupError("a bug"))
     failures.report(LookupError("a bug"))
     assert logged == 2 * [(LogEvent.EVENT_FAILED, "LookupError: a bug", True)]
-    what = "internal error (please report): an event of the process that reads checkpoints was not taken"
-    assert shown == [(f"{what}: LookupError: a bug; the job continues", "error")]
+    message = "internal error (please report): an event of the process that reads checkpoints was not taken"
+    assert shown == [(f"{message}: LookupError: a bug; the job continues", "error")]

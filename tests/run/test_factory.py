@@ -87,11 +87,11 @@ def test_a_gpu_that_is_put_out_of_use_is_listed_so_from_then_on_by_every_job_of_
         environ = {"PATH": f"{program.parent}:/usr/bin:/bin"}
         return JobFactory(Job(name, "r", "node", ("true",), tmp_path, environ, Settings(), state, tmp_path, "cookie"), (), print)
 
-    one = of("one")
+    this_job = of("one")
     first, second = Gpu(0, "GPU-a", "0000:3b:00.0"), Gpu(1, "GPU-b", "0000:5e:00.0")
-    assert one.gpus() == (first, second)
+    assert this_job.gpus() == (first, second)
     program.unlink()  # the driver does not answer any more
-    assert one.quarantine(Quarantine(1, second, "xid 79", "NVRM")) == (first, replace(second, quarantined="xid 79"))
+    assert this_job.quarantine(Quarantine(1, second, "xid 79", "NVRM")) == (first, replace(second, quarantined="xid 79"))
     assert [(entry.uuid, entry.job) for entry in of("another").held_gpus()] == [("GPU-b", "one")]
 
 
@@ -117,7 +117,7 @@ def test_the_world_of_an_attempt_is_known_where_one_node_says_it_in_figures(job:
 
 
 def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is_its_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: queue.SimpleQueue[CheckpointReport] = queue.SimpleQueue()
+    reports: queue.SimpleQueue[CheckpointReport] = queue.SimpleQueue()
     asked: queue.SimpleQueue[str] = queue.SimpleQueue()
     texts: list[str] = []
 
@@ -128,7 +128,7 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
 
     monkeypatch.setattr(free_space, "forecast", short)
     checkpoints = JobCheckpoints(
-        replace(job, settings=dataclasses.replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",)))), told.put
+        replace(job, settings=dataclasses.replace(job.settings, checkpoints=Checkpoints(paths=("ckpt/*.pt",)))), reports.put
     )
     watcher = checkpoints.watcher()
     assert watcher is not None
@@ -140,8 +140,8 @@ def test_a_disk_without_room_for_the_next_checkpoints_is_reported_once_and_so_is
     assert texts == [str(job.cwd / "ckpt")] * 3
     assert watcher.stop(PATIENCE_S)
     alerts = []
-    while not told.empty():
-        report = told.get()
+    while not reports.empty():
+        report = reports.get()
         alerts += [report] if isinstance(report, CheckpointAlert) else []
     text = f"{job.cwd}/ckpt is nearly full (5 MiB free): the next checkpoint (3 MiB) fits, and the one after it will not"
     over = CheckpointAlert(CheckpointTrouble.DISK_FILLING, f"there is room again in {job.cwd}/ckpt", is_over=True)

@@ -94,12 +94,12 @@ class VirtualNode:
 
     # the looks
 
-    def start(self, *what: Any, **_awaited: bool) -> None:  # noqa: ANN401 - two protocols
+    def start(self, *arguments: Any, **_awaited: bool) -> None:  # noqa: ANN401 - two protocols
         """Take a look; or run the work of a thread."""
-        if isinstance(what[0], str):
-            what[1]()
+        if isinstance(arguments[0], str):
+            arguments[1]()
         elif self.answers:
-            what[2](Look(self.cluster.t, (later(self.rank, self.cluster.t),)))
+            arguments[2](Look(self.cluster.t, (later(self.rank, self.cluster.t),)))
 
     def compare(self, first: Look, second: Look) -> RankProgress:
         """Compare."""
@@ -385,8 +385,8 @@ def test_a_second_hang_of_an_attempt_is_told_as_soon_as_the_first(cluster: Virtu
 
 def test_a_look_at_an_attempt_in_which_the_coordinator_takes_no_part_has_a_time_of_its_own(cluster: VirtualCluster) -> None:
     """The numbers of the looks begin anew with each attempt, and this node was asked for those of the last one alone."""
-    host, told = cluster.nodes[0], list[str]()
-    host.tell_hang = lambda _attempt, text: told.append(text)  # type: ignore[method-assign]
+    host, texts = cluster.nodes[0], list[str]()
+    host.tell_hang = lambda _attempt, text: texts.append(text)  # type: ignore[method-assign]
     for number in (1, 2):
         host.hangs.take(LookWanted(1, number))
     host.watch.watch(1)
@@ -397,4 +397,4 @@ def test_a_look_at_an_attempt_in_which_the_coordinator_takes_no_part_has_a_time_
         cluster.t += 30
         while cluster.soon:
             cluster.soon.pop(0)()
-    assert 60 < msgspec.json.decode(told[-1])["hang"]["still_s"] < 200
+    assert 60 < msgspec.json.decode(texts[-1])["hang"]["still_s"] < 200

@@ -47,7 +47,7 @@ class Node:
         self.actions: list[act.Action] = []
         self.taken: list[Any] = []
         self.orders: list[tuple[Any, ...]] = []
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.call_soon = self.soon.put
         self.nodes = self.fresh()
 
@@ -56,7 +56,7 @@ class Node:
         kinds = ("publish", "renumber", "complete", "last_word")
         orders = AttemptOrders(*(lambda *arguments, kind=kind: self.orders.append((kind, *arguments)) for kind in kinds))  # type: ignore[misc]
         job = replace(make_job(self.place, Settings()), run_id=f"run of {self.name}", node=self.name)
-        return JobNodes(job, rdzv_id, self, orders, self.told.append)  # type: ignore[arg-type]  # a loop, as far as it is used
+        return JobNodes(job, rdzv_id, self, orders, self.messages.append)  # type: ignore[arg-type]  # a loop, as far as it is used
 
     def feed(self, event: events.Event) -> None:
         """Decide, as the loop does."""
@@ -93,12 +93,12 @@ class Pair:
     def until(self, look: Callable[[], Any], arguments: str) -> None:
         """Turn both loops until something is so."""
 
-        def found() -> object:
+        def turned() -> object:
             for node in self.nodes:
                 node.turn()
             return look()
 
-        wait_for(found, arguments, 60)
+        wait_for(turned, arguments, 60)
 
     def meet(self, token: str, *numbers: int, at: tuple[str, int, str] | None = None) -> None:
         """The agents meet, each for the attempt that it knows. at: where the coordinator is, None: on the first node."""
@@ -333,7 +333,7 @@ def test_a_node_with_the_key_of_another_job_stops_with_78_and_the_words_of_the_c
     (decision,) = other.find(act.ReportDecision)
     assert "refuses this node: " in decision.verdict.summary
     assert "the --rdzv-endpoint of its job" in decision.verdict.summary
-    assert any("of its job" in text for text in first.told), (first.told, "both sides are told")
+    assert any("of its job" in text for text in first.messages), (first.messages, "both sides are told")
 
 
 def test_success_is_that_of_all_nodes_and_is_known_to_all_before_the_first_leaves(pair: Pair) -> None:
@@ -386,7 +386,7 @@ def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_someth
     first, second = pair.nodes
     failed: list[BaseException] = []
     run = SimpleNamespace(loop=SimpleNamespace(fail=failed.append, call_soon=first.call_soon), executor=first)
-    run.terminal = SimpleNamespace(message=lambda text, _kind: first.told.append(text))
+    run.terminal = SimpleNamespace(message=lambda text, _kind: first.messages.append(text))
     monkeypatch.setattr(threading, "__excepthook__", lambda _args: None)
     monkeypatch.setattr(threading, "excepthook", lambda args: JobRun._thread_failed(run, args))  # type: ignore[arg-type]  # noqa: SLF001
 
@@ -410,7 +410,7 @@ def test_a_bug_that_comes_again_with_each_coordinator_ends_the_run_unless_someth
     dies()
     dies()
     assert not failed
-    assert [text.rpartition("; ")[2] for text in first.told] == ["the job continues"] * 4
+    assert [text.rpartition("; ")[2] for text in first.messages] == ["the job continues"] * 4
     first.nodes._coordinator._bug_t -= BUGS_APART_S  # noqa: SLF001  a healthy attempt continues without a decision
     dies()
     dies()

@@ -43,9 +43,9 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def left(process: subprocess.Popen[bytes], **change: int) -> LeftProcess:
-    found = process_tree.read(process.pid)
-    assert found is not None
-    return LeftProcess(process.pid, change.get("start_ticks", found.start_ticks), "still there after KILL", unkilled=True)
+    entry = process_tree.read(process.pid)
+    assert entry is not None
+    return LeftProcess(process.pid, change.get("start_ticks", entry.start_ticks), "still there after KILL", unkilled=True)
 
 
 def test_an_end_is_seen_when_it_comes(sleeper: subprocess.Popen[bytes]) -> None:
@@ -75,7 +75,7 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
         disk.freeze()
         with subprocess.Popen([sys.executable, "-c", WRITER, str(file)]) as process:  # noqa: S603 - the test's own
             try:
-                wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == "D", "state D")
+                wait_for(lambda: (entry := process_tree.read(process.pid)) and entry.state == "D", "state D")
                 top = process_tree.read(process.pid)
                 ending = ownership.TreeTermination(process.pid, signal.SIGKILL, 0.0, 0.2, top=top)
                 ends = threading.Event()
@@ -83,15 +83,15 @@ def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_t
                 while not ending.tick(t):
                     ends.wait(0.02)
                     t += 0.02
-                (one,) = ending.left
-                assert (one.pid, one.unkilled) == (process.pid, True)
-                text = left_processes.refusal([one.pid])
+                (leftover,) = ending.left
+                assert (leftover.pid, leftover.unkilled) == (process.pid, True)
+                text = left_processes.refusal([leftover.pid])
                 assert f"pid {process.pid} (python" in text
                 assert f"state D, in write of {file} on {disk.place} (ext4))" in text
                 record = str(tmp_path / "processes")
                 ownership.record_process(record, process.pid, boot_id(), "c" * 32, ownership.UNKILLED)
                 (again,) = ownership.end_recorded(ownership.read_records(record), boot_id()).left
-                assert (again.pid, again.start_ticks, again.unkilled) == (one.pid, one.start_ticks, True)
+                assert (again.pid, again.start_ticks, again.unkilled) == (leftover.pid, leftover.start_ticks, True)
             finally:
                 disk.thaw()
             assert process.wait(PATIENCE_S) == -signal.SIGKILL  # that KILL was not lost
@@ -122,7 +122,7 @@ def test_the_alert_blames_no_disk_where_a_process_waits_for_nothing(code: str, s
     with subprocess.Popen(words, stdout=subprocess.PIPE) as process:  # noqa: S603 - the test's own, never killed: it stands for one that was
         assert process.stdout is not None
         process.stdout.readline()  # an interpreter that starts is in other states, too
-        wait_for(lambda: (found := process_tree.read(process.pid)) and found.state == state, f"state {state}")
+        wait_for(lambda: (entry := process_tree.read(process.pid)) and entry.state == state, f"state {state}")
         processes = left_processes.LeftProcesses(MagicMock(), reporter)
         processes.report_from_us(3, [left(process)], "others")
         processes.await_named()

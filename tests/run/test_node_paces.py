@@ -33,7 +33,7 @@ class Coordinator:
 
     def __init__(self) -> None:
         self.state = JobState(attempt=Attempt(4, members=MEMBERS, me=MEMBERS[0]), stage=Stage.RUNNING)
-        self.t, self.said, self.threads = 1000.0, list[act.Action](), list[str]()
+        self.t, self.actions, self.threads = 1000.0, list[act.Action](), list[str]()
         self.clock = SimpleNamespace(now=lambda: self.t)
         self.sent: dict[str, str] = {}
         self.coordinator_host: str | None = ""
@@ -46,7 +46,7 @@ class Coordinator:
     def post(self, event: Any) -> None:  # noqa: ANN401  any event
         """Decide, as the loop does."""
         self.state, actions = decide(self.state, event)
-        self.said += actions
+        self.actions += actions
 
     def recur(self, name: str, work: Callable[[], None]) -> None:
         """Run what would run in a thread."""
@@ -74,17 +74,17 @@ ALIKE = dict.fromkeys(MEMBERS, 0.6)
 
 def test_a_slow_node_is_one_alert_with_its_rank_and_what_its_health_checks_say_and_one_line_when_it_is_over(job: Coordinator) -> None:
     job.train(4, SLOW)
-    assert job.said == []
+    assert job.actions == []
     job.train(16, SLOW, gpu="GPU 1", health="GPU 1 is throttled: heat")
     text = (
         "node 1 (gpu-2) computes 1.8 times as long per step as the others (0.475 s by itself, the others 0.263 s), and the others wait "
         "for it: rank 17 (GPU 1); health: GPU 1 is throttled: heat"
     )
-    assert job.said == [act.Alert("straggler", 4, f"pace: {text}; the job continues", culprit=(17, "gpu-2:1"))]
+    assert job.actions == [act.Alert("straggler", 4, f"pace: {text}; the job continues", culprit=(17, "gpu-2:1"))]
     assert loss_and_pace.stragglers(job.state.attempt) == ((1, 17, text),)
     assert NodeStanding.of(job.state).slow == (text,), "all nodes can be asked for it"
     job.train(3, ALIKE)
-    assert job.said[1:] == [act.PrintMessage("info", "pace: over: node 1 (gpu-2) is as fast as the others again")]
+    assert job.actions[1:] == [act.PrintMessage("info", "pace: over: node 1 (gpu-2) is as fast as the others again")]
     assert loss_and_pace.stragglers(job.state.attempt) == ()
 
 
@@ -92,13 +92,13 @@ def test_an_attempt_begins_anew_and_what_is_of_another_one_or_of_no_member_count
     job.train(4, SLOW)
     job.state = replace(job.state, attempt=replace(job.state.attempt, number=5))
     job.train(10, SLOW)
-    assert job.said == [], "the nodes still speak of the attempt before"
+    assert job.actions == [], "the nodes still speak of the attempt before"
     job.train(4, SLOW, attempt=5)
     job.sent["gpu-9/waits"] = NodeStanding("starting", 5, pace=NodePace(1, 0.5, 1.0)).text()
     job.sent[MEMBERS[2]] = '{"of": "a later version"}'
-    assert job.said == []
+    assert job.actions == []
     job.train(2, SLOW, attempt=5)
-    assert len(job.said) == 1
+    assert len(job.actions) == 1
 
 
 def test_where_nothing_is_to_be_compared_no_thread_is_started(job: Coordinator) -> None:
@@ -161,7 +161,7 @@ def test_the_paces_of_two_nodes_go_over_real_connections_and_the_coordinator_nam
         compared = [NodePaces(node, threads, node.nodes) for node in pair.nodes]  # type: ignore[arg-type]  # as far as they are used
         at = itertools.count()
 
-        def found() -> bool:
+        def paced() -> bool:
             for node, paces, busy in zip(pair.nodes, compared, (0.5, 0.95), strict=True):
                 while not node.soon.empty():
                     node.soon.get()()
@@ -169,7 +169,7 @@ def test_the_paces_of_two_nodes_go_over_real_connections_and_the_coordinator_nam
                 paces.tick()
             return bool(pair.nodes[0].find(PaceChanged))
 
-        wait_for(found, "the coordinator to name the slow node", 60)
+        wait_for(paced, "the coordinator to name the slow node", 60)
         (change,) = pair.nodes[0].find(PaceChanged)
         assert (change.node, change.text[:8]) == (1, "node 1 (")
         (alert,) = (alert for alert in pair.nodes[0].find(act.Alert) if alert.kind == "straggler")

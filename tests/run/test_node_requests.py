@@ -32,10 +32,10 @@ class _Parts:
     def __init__(self, quarantine: Callable[[act.Quarantine, int], tuple[Gpu, ...]]) -> None:
         self.soon: list[Callable[[], None]] = []
         self.posted: list[Any] = []
-        self.said: list[tuple[str, str]] = []
+        self.messages: list[tuple[str, str]] = []
         loop: Any = SimpleNamespace(clock=Clock.start(), call_soon=self.soon.append, post=self.posted.append)
         reporter: Any = MagicMock()
-        reporter.print_message = lambda action: self.said.append((threading.current_thread().name, action.text))
+        reporter.print_message = lambda action: self.messages.append((threading.current_thread().name, action.text))
         factory: Any = MagicMock()
         factory.quarantine = quarantine
         self.node = NodeRequests(MagicMock(), loop, reporter, factory, Threads(loop, lambda _text: None))
@@ -55,7 +55,7 @@ def test_a_ledger_that_cannot_be_written_is_reported_once_and_on_the_loops_threa
         parts.soon[0]()
     else:
         assert parts.node.wait_written(10)
-    ((thread, text),) = parts.said
+    ((thread, text),) = parts.messages
     assert thread == threading.main_thread().name
     assert "GPU-a is out of use for this run only" in text
 
@@ -78,10 +78,10 @@ def test_findings_of_a_check_are_reported_also_where_they_came_too_late(attempt:
     node._job.environ = {}  # noqa: SLF001  the job's
     node._loop.state = SimpleNamespace(attempt=SimpleNamespace(number=attempt), gpus=())  # noqa: SLF001
     node.check(act.CheckHealth(1))
-    wait_for(lambda: any(isinstance(one, event) for one in parts.posted), "the answer", 20)
-    (told,) = [one for one in parts.posted if isinstance(one, HealthChecked | HealthChanged)]
-    assert type(told) is event
-    assert told.findings == (shm,)
+    wait_for(lambda: any(isinstance(message, event) for message in parts.posted), "the answer", 20)
+    (posted_event,) = [message for message in parts.posted if isinstance(message, HealthChecked | HealthChanged)]
+    assert type(posted_event) is event
+    assert posted_event.findings == (shm,)
 
 
 @pytest.mark.parametrize(("has_gpus", "enabled", "lines"), [(False, True, 1), (True, True, 0), (False, False, 0)])
@@ -89,21 +89,21 @@ def test_a_small_dev_shm_is_reported_at_the_start_where_no_check_of_the_node_doe
     parts = _Parts(lambda _action, _errors: ())
     node: Any = parts.node
     assert node.wait_written(10)
-    parts.said.clear()
+    parts.messages.clear()
     small = SimpleNamespace(reason="only 64 MiB", command="docker run --shm-size=16g")
     node.health = SimpleNamespace(has_gpus=has_gpus, shared_memory=lambda: small)
     node._job.settings.health.enabled = enabled  # noqa: SLF001  the job's
     node.examine_shared_memory()
-    assert [text for _, text in parts.said] == ["health: only 64 MiB; the job continues (docker run --shm-size=16g)"] * lines
+    assert [text for _, text in parts.messages] == ["health: only 64 MiB; the job continues (docker run --shm-size=16g)"] * lines
 
 
 @pytest.mark.parametrize(
-    ("visible", "nproc", "refused", "said"),
+    ("visible", "nproc", "refused", "messages"),
     [("0,9", None, ["rank_places"], 0), ("0", None, [], 1), ("0,1", None, [], 0), ("0,9", 1, [], 0)],
     ids=["refused", "warned of", "fits", "a run that continues with fewer ranks"],
 )
 def test_ranks_are_compared_with_the_gpus_once_before_the_first_attempt(  # noqa: PLR0913, PLR0917  one for each column
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, nproc: int | None, refused: list[str], said: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str, nproc: int | None, refused: list[str], messages: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     parts = _Parts(lambda _action, _errors: ())
@@ -124,7 +124,7 @@ def test_ranks_are_compared_with_the_gpus_once_before_the_first_attempt(  # noqa
         node.check(act.CheckHealth(0))
         wait_for(lambda times=times: len(checked()) == times, "the answer", 20)
     assert [[finding.check for finding in event.findings] for event in checked()] == [refused, []]
-    parts.said.clear()
+    parts.messages.clear()
     for speak in parts.soon:
         speak()
-    assert len(parts.said) == said
+    assert len(parts.messages) == messages

@@ -33,18 +33,18 @@ def past(exit_code: int | None, command: tuple[str, ...] = JOB.command) -> Past:
 def test_only_a_run_that_was_ended_from_outside_hands_its_program_on(
     exit_code: int | None, *, unfinished: bool, programs: tuple[str, ...]
 ) -> None:
-    found = past(exit_code)
-    assert (previous_runs.unfinished(found, JOB), previous_runs.programs_seen(found, JOB)) == (unfinished, programs)
+    previous = past(exit_code)
+    assert (previous_runs.unfinished(previous, JOB), previous_runs.programs_seen(previous, JOB)) == (unfinished, programs)
 
 
 @pytest.mark.parametrize(("earlier", "programs"), [(143, ("nanogpt",)), (0, ()), (130, ())])
 def test_a_run_that_was_ended_before_it_began_changes_nothing(earlier: int, programs: tuple[str, ...]) -> None:
-    found = past(143)
+    previous = past(143)
     run = Run("older", programs=("nanogpt",), exit_code=earlier)
-    assert previous_runs.programs_seen(replace(found, state=JobState(run)), JOB) == programs
+    assert previous_runs.programs_seen(replace(previous, state=JobState(run)), JOB) == programs
 
 
 def test_another_command_gets_nothing() -> None:
-    found = past(143, ("python", "other.py"))
-    assert (previous_runs.unfinished(found, JOB), previous_runs.programs_seen(found, JOB)) == (False, ())
-    assert not previous_runs.unfinished(replace(found, last_run=None), JOB)
+    previous = past(143, ("python", "other.py"))
+    assert (previous_runs.unfinished(previous, JOB), previous_runs.programs_seen(previous, JOB)) == (False, ())
+    assert not previous_runs.unfinished(replace(previous, last_run=None), JOB)

@@ -31,7 +31,7 @@ def in_memory(file: Path) -> int:
         failed = LIBC.mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), vector)
         del first
         assert not failed, ctypes.get_errno()
-        return sum(one & 1 for one in vector)
+        return sum(page & 1 for page in vector)
 
 
 @pytest.fixture
@@ -126,21 +126,21 @@ def in_thread(work: Callable[[], None]) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("what", ["same", "another", "nothing", "ranks read", "ranks only start"])
-def test_a_newer_decision_and_the_reading_of_the_ranks_end_it(checkpoint: Path, what: str) -> None:
-    threads, reads = HeldThreads(), what == "ranks read"
+@pytest.mark.parametrize("change", ["same", "another", "nothing", "ranks read", "ranks only start"])
+def test_a_newer_decision_and_the_reading_of_the_ranks_end_it(checkpoint: Path, change: str) -> None:
+    threads, reads = HeldThreads(), change == "ranks read"
     ahead = ReadAhead(threads, lambda: reads, has_others=False)  # type: ignore[arg-type]  a fake edge
     ahead.attempt_failed([0], str(checkpoint))
-    decided = {"another": str(checkpoint / "shards"), "nothing": ""}.get(what, str(checkpoint))
+    decided = {"another": str(checkpoint / "shards"), "nothing": ""}.get(change, str(checkpoint))
     ahead.decided(decided)
-    if what.startswith("ranks"):
+    if change.startswith("ranks"):
         ahead.ranks_begin()
-    assert len(threads.work) == (2 if what == "another" else 1)
+    assert len(threads.work) == (2 if change == "another" else 1)
     for work in threads.work:
         in_thread(work)
-    wanted = {"same": 2, "another": 1, "nothing": 0, "ranks read": 0, "ranks only start": 2}[what]
+    wanted = {"same": 2, "another": 1, "nothing": 0, "ranks read": 0, "ranks only start": 2}[change]
     wait_for(lambda: sum(count == pages(SIZE) for count in in_files(checkpoint).values()) == wanted, f"{wanted} files in memory")
-    if what == "another":
+    if change == "another":
         assert in_memory(checkpoint / "model.pt") <= 1
 
 

@@ -84,11 +84,11 @@ COMMAND = [sys.executable, "-c", "input()"]
 @pytest.fixture
 def ranks() -> Any:  # noqa: ANN401  a generator of two processes
     started = [subprocess.Popen(COMMAND, stdin=subprocess.PIPE) for _ in range(2)]  # noqa: S603
-    wait_for(lambda: all(command_line(one.pid) == COMMAND for one in started), "the kernel shows their words", 10)
+    wait_for(lambda: all(command_line(process.pid) == COMMAND for process in started), "the kernel shows their words", 10)
     yield started
-    for one in started:
-        with one:
-            one.kill()
+    for process in started:
+        with process:
+            process.kill()
 
 
 @pytest.fixture(autouse=True)

@@ -59,8 +59,8 @@ class ObjectStore:
             if len(keys) + len(prefixes) == most:
                 return keys, prefixes, last
             key = self.keys[at]
-            head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-            if found:
+            head, folder, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            if folder:
                 last = prefix + head + delimiter
                 prefixes.append(last)
                 at = bisect_left(self.keys, last + _LAST)

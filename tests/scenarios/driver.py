@@ -191,7 +191,7 @@ class World:
 
 def of_network(row: dict[str, Any]) -> list[Evidence]:
     """What the observers of the network and of the ranks' phases found."""
-    facts = [Evidence("network", "interface", one["name"], fields=tuple(one.items())) for one in row.get("interfaces", ())]
+    facts = [Evidence("network", "interface", port["name"], fields=tuple(port.items())) for port in row.get("interfaces", ())]
     facts += [Evidence("nccl", "transports", row["transports"])] if "transports" in row else []
     return [*facts, *(Evidence("heartbeat", "phase", phase, rank=int(rank)) for rank, phase in row.get("phases", {}).items())]
 
@@ -201,7 +201,7 @@ def gpus_of(count: int, quarantined: Any = ()) -> tuple[Gpu, ...]:  # noqa: ANN4
     return tuple(Gpu(i, f"GPU-{i}", f"0000:{i + 1:02x}:00.0", "xid 79" if i in quarantined else "") for i in range(count))
 
 
-def told(name: str, cause: Cause) -> list[tuple[Cause, str]]:
+def play_story(name: str, cause: Cause) -> list[tuple[Cause, str]]:
     """Play a story for a cause; AssertionError where a decision is not the expected one. Returns the (cause, step) that answered."""
     story = STORIES[name]
     world = World(story, cause)
@@ -223,11 +223,11 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
         return
     report = reports[0]
     plan, verdict = report.plan, report.verdict
-    said = f"{where}: {verdict.cause} {verdict.confidence} -> {plan}"
-    assert verdict.cause is Cause(row.get("cause", world.cause)), said
+    summary = f"{where}: {verdict.cause} {verdict.confidence} -> {plan}"
+    assert verdict.cause is Cause(row.get("cause", world.cause)), summary
     world.reached.append((verdict.cause, plan.strategy))
     begun = world.of(act.BeginAttempt)
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "ladder_step": plan.strategy,
         "exit_code": plan.exit_code if plan.kind == "stop" else None,
         "changes": {change.knob: change.new for change in plan.changes},
@@ -243,18 +243,18 @@ def checked(world: World, row: dict[str, Any], where: str) -> None:
         "charged": plan.charged,
         "delay_s": plan.delay_s,
     }
-    for key, value in found.items():
+    for key, value in values.items():
         if key in row["then"]:
-            assert row["then"][key] == value, f"{key} is {value!r} in {said}"
-    unknown = set(row["then"]) - set(found) - {"notes", "next", "todo", "untold", "stops", "reason", "alerted"}
+            assert row["then"][key] == value, f"{key} is {value!r} in {summary}"
+    unknown = set(row["then"]) - set(values) - {"notes", "next", "todo", "untold", "stops", "reason", "alerted"}
     assert not unknown, unknown
     for words in row["then"].get("notes", ()):
-        assert any(words in line for line in (*plan.notes, *(say.text for say in world.of(act.PrintMessage)))), said
-    assert row["then"].get("alerted", "") in " ".join(alert.text for alert in world.of(act.Alert)), said
+        assert any(words in line for line in (*plan.notes, *(say.text for say in world.of(act.PrintMessage)))), summary
+    assert row["then"].get("alerted", "") in " ".join(alert.text for alert in world.of(act.Alert)), summary
     for words in row["then"].get("untold", ()):
-        assert not any(words in line for line in plan.notes), said
+        assert not any(words in line for line in plan.notes), summary
     for key, text in (("next", plan.next_ladder_step), ("todo", plan.todo), ("reason", plan.reason)):
-        assert row["then"].get(key, "") in text, said
-    assert (plan.kind == "stop") == bool("exit_code" in row["then"] or row["then"].get("stops")), said
-    assert plan.reason, said
-    assert plan.next_ladder_step, said
+        assert row["then"].get(key, "") in text, summary
+    assert (plan.kind == "stop") == bool("exit_code" in row["then"] or row["then"].get("stops")), summary
+    assert plan.reason, summary
+    assert plan.next_ladder_step, summary

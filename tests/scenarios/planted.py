@@ -39,10 +39,10 @@ def budget_refilled_without_progress(patch: Patch) -> None:
     """Every checkpoint that is verified clears the budget, an old one too."""
 
     def handler(state: JobState, event: events.CheckpointVerified) -> Any:  # noqa: ANN401 (as the real one)
-        state, found = checkpoints.on_checkpoint_verified(state, event)
+        state, actions = checkpoints.on_checkpoint_verified(state, event)
         return replace(
             state, run=replace(state.run, failures=tuple(replace(f, progressed_since=True, passed_since=True) for f in state.run.failures))
-        ), found
+        ), actions
 
     patch.setitem(machine.EVENTS, events.CheckpointVerified, machine.EVENTS[events.CheckpointVerified]._replace(handler=handler))
 

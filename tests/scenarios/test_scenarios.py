@@ -93,7 +93,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "silent": lambda rows: tuple((path, why) for path, why in rows),
     "without_tracker": lambda fields: WithoutTracker(**fields),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),
-    "repaired": lambda rows: tuple((path, what) for path, what in rows),
+    "repaired": lambda rows: tuple((path, repair) for path, repair in rows),
     "loads": lambda rows: tuple(LoadedCheckpoint(**{**row, "owner": CheckpointOwner(row["owner"])}) for row in rows),
     "batch": lambda fields: HeldBatch(**fields),
     "unfit": lambda rows: tuple((node, text) for node, text in rows),
@@ -161,13 +161,13 @@ def agrees(action: object, wanted: dict[str, Any]) -> bool:
     for key, value in wanted.items():
         if key == "action":
             continue
-        found: Any = action
+        current: Any = action
         for part in key.split("."):
-            found = getattr(found, part)
+            current = getattr(current, part)
         if isinstance(value, str) and value.startswith("~"):
-            if value[1:] not in str(found):
+            if value[1:] not in str(current):
                 return False
-        elif found != value and str(found) != value:
+        elif current != value and str(current) != value:
             return False
     return True
 

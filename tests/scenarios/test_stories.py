@@ -9,7 +9,7 @@ import pytest
 from supervisor.core.actions import ReportDecision
 from supervisor.core.model import Cause, PlanKind
 from supervisor.strategies import LADDER_STEPS, LADDERS
-from tests.scenarios.driver import PLAYED, STORIES, World, told
+from tests.scenarios.driver import PLAYED, STORIES, World, play_story
 from tests.scenarios.planted import PLANTED
 from tests.scenarios.test_scenarios import SCENARIOS, held
 from tests.support.silent_ladder_steps import silence
@@ -20,7 +20,7 @@ Plays = dict[tuple[Cause, str], list[tuple[str, Cause]]]
 ROWS = [(cause, ladder_step) for cause, ladder in LADDERS.items() for ladder_step in ladder]
 
 #: A story as the core really plays it: once for all tests.
-played = functools.cache(told)
+played = functools.cache(play_story)
 
 
 @pytest.mark.parametrize(("name", "cause"), PLAYED, ids=[f"{name} [{cause}]" for name, cause in PLAYED])
@@ -67,7 +67,7 @@ def fails(plays: list[tuple[str, Cause]]) -> bool:
     """Whether a story does not end as it should."""
     for name, cause in plays:
         try:
-            told(name, cause)
+            play_story(name, cause)
         except AssertionError:
             return True
     return False

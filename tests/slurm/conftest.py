@@ -112,9 +112,7 @@ class SlurmCluster:
     def wait_for_state(self, number: str, state: str, deadline_s: float = 90) -> dict[str, str]:
         """Await a state of a job; where it does not come, its record is printed."""
         try:
-            return wait_for(
-                lambda: (found := self.job(number)).get("JobState") == state and found, f"job {number} to be {state}", deadline_s
-            )
+            return wait_for(lambda: (job := self.job(number)).get("JobState") == state and job, f"job {number} to be {state}", deadline_s)
         except pytest.fail.Exception:
             print(self.run("date"), self.job(number))  # noqa: T201  for the report of the failure
             raise

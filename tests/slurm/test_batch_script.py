@@ -118,7 +118,7 @@ def test_an_excluded_node_is_handed_to_slurm_once_the_job_is_taken_back(slurm: S
     subprocess.run(exclude, cwd=tmp_path, env=clean_environment(), check=True, timeout=120)  # noqa: S603  as a person does
     other = slurm.submit("#!/bin/bash\ntrue\n", tmp_path, "--partition=high", "--exclusive")
     slurm.wait_for_state(other, "COMPLETED")
-    waiting = wait_for(lambda: (found := slurm.job(number)).get("ExcNodeList") == host and found, "the node to be excluded", 60)
+    waiting = wait_for(lambda: (job := slurm.job(number)).get("ExcNodeList") == host and job, "the node to be excluded", 60)
     assert (waiting["JobState"], waiting["Restarts"]) == ("PENDING", "1")
     line = f"job {number} is requeued without {host} (supervise nodes)"
     wait_for(lambda: line in output(tmp_path, number), "the line that says so", 30)

@@ -51,7 +51,7 @@ def submit(slurm: SlurmCluster, place: Path, *words: str, sbatch: tuple[str, ...
     """Submit a training on all nodes or some, and await that it makes steps; return the job's number."""
     assert slurm.network is not None
     count = nodes or len(slurm.network.names)
-    directives = [word for one in ("exclusive", "partition=low", *sbatch) for word in ("--sbatch", one)]
+    directives = [word for directive in ("exclusive", "partition=low", *sbatch) for word in ("--sbatch", directive)]
     train = ["torchrun", "--nproc-per-node=1", *([f"--nnodes={nnodes}"] if nnodes else []), JOB]
     text = printed(place, "--nodes", str(count), *directives, *OPTIONS, "--", *train, *words)
     number = slurm.submit(on_its_node(slurm, place, text), place)
@@ -67,16 +67,16 @@ def preempt(slurm: SlurmCluster, place: Path, nodes: int = 2) -> None:
 
 def saved(place: Path, nodes: int = 2) -> int:
     """Return the step that all ranks saved when they were asked to: one, of all."""
-    told = wait_for(lambda: len(found := words_of(place / "told")) == nodes and found, "all ranks to save", 60)
-    (step,) = {int(step) for _, step in told}
-    assert sorted(int(rank) for rank, _ in told) == list(range(nodes))
+    rows = wait_for(lambda: len(lines := words_of(place / "told")) == nodes and lines, "all ranks to save", 60)
+    (step,) = {int(step) for _, step in rows}
+    assert sorted(int(rank) for rank, _ in rows) == list(range(nodes))
     wait_for((place / "ckpt" / f"step-{step:08d}.pt").exists, "the file", 60)
     return step
 
 
 def come_back(slurm: SlurmCluster, number: str, restarts: int = 1, without: str = "") -> None:
     """Await that the job was taken back, and let it begin at once. without: a node."""
-    waiting = wait_for(lambda: (found := slurm.job(number))["Restarts"] == str(restarts) and found, "the requeue", 180)
+    waiting = wait_for(lambda: (job := slurm.job(number))["Restarts"] == str(restarts) and job, "the requeue", 180)
     if without:
         slurm.run("scontrol", "update", f"jobid={number}", f"ExcNodeList={without}")
     if waiting["JobState"] == "PENDING":
@@ -96,13 +96,13 @@ def supervisor_of(number: str, node: int) -> int:
 
 def exit_codes(place: Path) -> list[list[int]]:
     """Return the exit codes of each node's supervisors, in the order of their ends."""
-    found: list[list[int]] = []
+    codes: list[list[int]] = []
     for node in sorted((place / "state").glob("*/nodes/node-*")):
         rows: list[dict[str, Any]] = []
         for path in sorted(node.glob("journal*.jsonl")):
             rows += [json.loads(line)["rec"] for line in path.read_text().splitlines()]
-        found.append([row["body"]["exit_code"] for row in sorted(rows, key=lambda row: row["t"]) if row["kind"] == "end"])
-    return found
+        codes.append([row["body"]["exit_code"] for row in sorted(rows, key=lambda row: row["t"]) if row["kind"] == "end"])
+    return codes
 
 
 def ends_whole(slurm: SlurmCluster, place: Path, number: str, resumed: int) -> None:
@@ -127,8 +127,8 @@ def test_a_cancelled_job_saves_once_and_is_not_started_again(slurm: SlurmCluster
     number = submit(slurm, tmp_path)
     slurm.run("scancel", number)
     wait_for(lambda: not slurm.run("squeue", "-h").strip(), "its end", 90)
-    found = slurm.job(number)
-    assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0")
+    job = slurm.job(number)
+    assert (job["JobState"], job["Restarts"]) == ("CANCELLED", "0")
     saved(tmp_path)
 
 
@@ -170,7 +170,7 @@ def test_an_elastic_job_goes_on_without_a_node_that_is_lost_and_is_requeued_as_a
     step = saved(tmp_path, nodes=2)
     come_back(slurm, number)
     wait_for(lambda: len(words_of(tmp_path / "started")) == 8, "all three to start again", 240)
-    assert {int(found) for _, found in words_of(tmp_path / "started")[5:]} == {step}
+    assert {int(step_text) for _, step_text in words_of(tmp_path / "started")[5:]} == {step}
     slurm.run("scancel", number)
 
 
@@ -184,7 +184,7 @@ def test_an_elastic_job_that_is_requeued_to_another_node_and_back_meets_each_tim
         step = saved(tmp_path, nodes=3)
         come_back(slurm, number, restarts, without)
         wait_for(lambda restarts=restarts: len(words_of(tmp_path / "started")) == 3 * (restarts + 1), "all three to start", 240)
-        assert {int(found) for _, found in words_of(tmp_path / "started")[-3:]} == {step}
+        assert {int(step_text) for _, step_text in words_of(tmp_path / "started")[-3:]} == {step}
         assert re.search(rf"--rdzv-endpoint=node-0:\d+ --rdzv-id={number}\.{restarts}\b", output(tmp_path, number))
         wait_for(lambda step=step: int(words_of(tmp_path / "steps")[-1][1]) > step + 5, "steps", 120)
     slurm.run("scancel", number)

@@ -13,7 +13,7 @@ class Difference(NamedTuple):
     """One row."""
 
     names: tuple[str, ...]
-    what: str
+    subject: str
     why: str
 
 

@@ -89,14 +89,14 @@ def test_unseeded_random_numbers_are_new_each_time(job: Job) -> None:
 def test_every_way_to_end_is_the_same(job: Job) -> None:
     case = Case(("-u", "exits.py", WAYS[0]))
     job.recorded(case)
-    found = []
+    deviations = []
     for way in WAYS:
         this = replace(case, args=("-u", "exits.py", way))
         colds = [job.cold(this), job.cold(this)]
         warm = job.warm(case, then=this)
-        found += [f"{way}: {line}" for line in [*differences(colds, warm), *([warm.cold] if warm.cold else [])]]
+        deviations += [f"{way}: {line}" for line in [*differences(colds, warm), *([warm.cold] if warm.cold else [])]]
     assert len(WAYS) > 30
-    assert not found, "\n".join(found)
+    assert not deviations, "\n".join(deviations)
 
 
 def _script(place: Path, text: str, python: str) -> Case:
@@ -114,8 +114,8 @@ def test_libraries_cannot_tell_them_apart(name: str, job: Job, interpreter: str,
     job.recorded(case)
     colds = [job.cold(case), job.cold(case)]
     warm = job.warm(case)
-    found = differences(colds, warm, tuple(also))
-    assert not found, "\n".join([warm.cold, *found])
+    deviations = differences(colds, warm, tuple(also))
+    assert not deviations, "\n".join([warm.cold, *deviations])
     seen = "cold" if warm.cold else "anew" if "uneven-0" in warm.files else "warm"
     assert way in {"any", seen}, [seen, warm.cold, warm.files.get("uneven-0")]
 
@@ -219,8 +219,8 @@ def test_what_changes_while_a_standby_waits_is_not_missed(name: str, job: Job, i
     job.recorded(case)
     warm = job.warm(case, before=lambda: later(case.cwd))
     colds = [job.cold(case), job.cold(case)]
-    found = differences(colds, warm)
-    assert not found, "\n".join([warm.cold, *found])
+    deviations = differences(colds, warm)
+    assert not deviations, "\n".join([warm.cold, *deviations])
     assert why in warm.cold
 
 
@@ -268,8 +268,8 @@ def test_another_command_is_obeyed(name: str, job: Job, interpreter: str, tmp_pa
     then = replace(case, args=other.args, env=other.env)
     job.recorded(case)
     warm = job.warm(case, then=then)
-    found = differences([job.cold(then), job.cold(then)], warm)
-    assert not found, "\n".join([warm.cold, *found])
+    deviations = differences([job.cold(then), job.cold(then)], warm)
+    assert not deviations, "\n".join([warm.cold, *deviations])
     assert bool(warm.cold) == cold, warm.cold
 
 
@@ -288,4 +288,4 @@ def test_a_library_that_reads_its_rank_while_it_is_imported_reads_the_new_one(
 
 def test_the_page_has_all_differences() -> None:
     page = (ROOT / "docs" / "explanation" / "restarts.md").read_text(encoding="utf-8")
-    assert [row.what for row in DIFFERENCES if f"| {row.what} | {row.why} |" not in page] == []
+    assert [row.subject for row in DIFFERENCES if f"| {row.subject} | {row.why} |" not in page] == []

@@ -26,8 +26,8 @@ def _equal(job: Job, case: Case) -> Outcome:
     warm = job.warm(case)
     assert not warm.cold
     assert warm.code == 0, warm.err.decode()
-    found = differences(colds, warm, ("modules.*",))  # addresses of C code are in there
-    assert not found, "\n".join(found)
+    deviations = differences(colds, warm, ("modules.*",))  # addresses of C code are in there
+    assert not deviations, "\n".join(deviations)
     return warm
 
 
@@ -97,8 +97,8 @@ def test_what_a_script_does_before_torch_holds_and_its_restart_is_warm(name: str
     job.recorded(case)
     colds = [job.cold(case), job.cold(case)]
     warm = job.warm(case)
-    found = differences(colds, warm)
-    assert not found, "\n".join([warm.cold, *found])
+    deviations = differences(colds, warm)
+    assert not deviations, "\n".join([warm.cold, *deviations])
     assert not warm.cold
     assert not [name for name in warm.files if name.startswith("uneven")], warm.files
     assert not warm.note, warm.note

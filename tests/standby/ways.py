@@ -70,7 +70,7 @@ class Outcome:
         facts = [json.loads(line) for line in lines if line.startswith("{")]
         rest = [line for line in lines if not line.startswith("{")]
         whole = {"code": self.code, "err": self.err.decode(errors="backslashreplace"), "out": rest, "files": self.files}
-        return dict(_flat(whole)) | {name: value for one in facts for name, value in _flat(one)}
+        return dict(_flat(whole)) | {name: value for fact in facts for name, value in _flat(fact)}
 
 
 class Job:
@@ -99,10 +99,10 @@ class Job:
             "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
             "TORCHELASTIC_MAX_RESTARTS": str(3 - attempt),
         }
-        ours = {"SUPERVISE_JOB_DIR": str(self.place), "SUPERVISE_JOB_ATTEMPT": str(attempt), "SUPERVISE_JOB_SHIM": "rank"}
+        shim_variables = {"SUPERVISE_JOB_DIR": str(self.place), "SUPERVISE_JOB_ATTEMPT": str(attempt), "SUPERVISE_JOB_SHIM": "rank"}
         given = dict(case.env)
         path = given.pop("PYTHONPATH", None)
-        return bare | rank | ours | given | {"PYTHONPATH": FOLDER if path is None else f"{FOLDER}{os.pathsep}{path}"}
+        return bare | rank | shim_variables | given | {"PYTHONPATH": FOLDER if path is None else f"{FOLDER}{os.pathsep}{path}"}
 
     def prepare(self, attempt: int) -> None:
         """Begin an attempt."""
@@ -251,8 +251,8 @@ def _left(directory: Path, pid: int) -> Iterator[tuple[str, Any]]:
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - JSON
     if isinstance(value, dict) and value:
-        for key, one in value.items():
-            yield from _flat(one, f"{name}.{key}" if name else str(key))
+        for key, item in value.items():
+            yield from _flat(item, f"{name}.{key}" if name else str(key))
     else:
         yield name, value
 
@@ -262,15 +262,15 @@ def differences(colds: list[Outcome], warm: Outcome, also: tuple[str, ...] = ())
     first, *others = [cold.observed for cold in colds]
     seen = warm.observed
     allowed = (*(name for row in DIFFERENCES for name in row.names), *also)
-    found = []
+    deviations = []
     for name in sorted({*first, *seen}):
         missing = object()
         value = first.get(name, missing)
         if value == seen.get(name, missing) or any(other.get(name, missing) != value for other in others):
             continue
         if not any(fnmatchcase(name, pattern) for pattern in allowed):
-            found.append(f"{name}: cold {_short(first, name)}, out of a standby {_short(seen, name)}")
-    return found if len(found) <= MOST_SHOWN else [*found[:MOST_SHOWN], f"and {len(found) - MOST_SHOWN} more"]
+            deviations.append(f"{name}: cold {_short(first, name)}, out of a standby {_short(seen, name)}")
+    return deviations if len(deviations) <= MOST_SHOWN else [*deviations[:MOST_SHOWN], f"and {len(deviations) - MOST_SHOWN} more"]
 
 
 def _short(observed: dict[str, Any], name: str) -> str:
@@ -283,6 +283,6 @@ def assert_equal(job: Job, case: Case, also: tuple[str, ...] = ()) -> Outcome:
     colds = [job.cold(case), job.cold(case)]
     warm = job.warm(case)
     assert not warm.cold, f"the standby was of no use: {warm.cold}"
-    found = differences(colds, warm, also)
-    assert not found, "\n".join(found)
+    deviations = differences(colds, warm, also)
+    assert not deviations, "\n".join(deviations)
     return warm

@@ -130,8 +130,8 @@ def test_before_the_first_step_only_a_sure_cause_that_stays_ends_the_run_at_once
     lasting = situation(Cause.USER_CODE, before_first_step=True)
     passing = replace(lasting, verdict=replace(lasting.verdict, transient=True))
     unsure = replace(lasting, verdict=replace(lasting.verdict, confidence=0.79))
-    told = propose(lasting)
-    assert (told.exit_code, told.reason) == (42, "it failed before its first step: the same error would come again")
+    ending = propose(lasting)
+    assert (ending.exit_code, ending.reason) == (42, "it failed before its first step: the same error would come again")
     for first in (passing, unsure):
         plan = propose(first)
         assert (plan.kind, plan.strategy) == (PlanKind.RESTART, "restart_within_budget")

@@ -88,7 +88,7 @@ def test_the_same_failure_after_the_change_was_taken_back_is_the_programs() -> N
     assert (back.changed, back.charged) == (True, False)
 
 
-def said(change: OwnChange, **changes: object) -> Situation:
+def refused_by_loader(change: OwnChange, **changes: object) -> Situation:
     """A loader said that another number of ranks saved, long after the change, and not before the first step."""
     evidence = Evidence("error_file", "checkpoint_mismatch.world_size", "used a DP world size of 8", 0)
     given = situation(Cause.CHECKPOINT_MISMATCH, attempts=5, step=41, resized=change, **{"policy": ELASTIC, **changes})
@@ -100,7 +100,7 @@ ONE_OUT = (*GPUS[:15], Gpu(15, "GPU-15", quarantined="xid 79"))
 
 
 def test_with_fewer_nodes_a_loaders_words_wait_for_as_many_as_saved() -> None:
-    plan = propose(said(FEWER))
+    plan = propose(refused_by_loader(FEWER))
     assert (plan.kind, plan.strategy, plan.least_nodes, plan.rejected, plan.charged) == (PlanKind.RESTART, "own_change", 2, (), False)
     assert plan.reason == (
         "the program saved with 8 ranks and loads with 8 only; 4 are left here; the next attempt waits for 2 nodes, and no other of this "
@@ -109,7 +109,7 @@ def test_with_fewer_nodes_a_loaders_words_wait_for_as_many_as_saved() -> None:
 
 
 def test_with_more_nodes_than_saved_it_stops_and_names_the_command() -> None:
-    plan = propose(said(OwnChange(TWO, THREE, trained=True)))
+    plan = propose(refused_by_loader(OwnChange(TWO, THREE, trained=True)))
     assert (plan.kind, plan.exit_code, plan.rejected) == (PlanKind.STOP, 65, ())
     assert plan.reason == "the program saved with 8 ranks and loads with 8 only; 12 are here"
     assert "--nnodes=2" in plan.next_ladder_step
@@ -118,7 +118,7 @@ def test_with_more_nodes_than_saved_it_stops_and_names_the_command() -> None:
 @pytest.mark.parametrize(("gpus", "code"), [(GPUS, 0), (ONE_OUT, 69), (GPUS[:15], 69), ((), 69)], ids=["fit", "out", "gone", "unknown"])
 def test_the_ranks_of_all_nodes_are_given_back_where_all_their_gpus_are_in_use_again(gpus: tuple[Gpu, ...], code: int) -> None:
     fewer = OwnChange(Setup(1, nodes=2, ranks=16), Setup(4, nodes=2, ranks=15), trained=True)
-    plan = propose(said(fewer, gpus=gpus[:8], gpus_now=gpus))
+    plan = propose(refused_by_loader(fewer, gpus=gpus[:8], gpus_now=gpus))
     assert (plan.strategy, plan.exit_code, plan.all_ranks, plan.rejected) == ("own_change", code, not code, ())
     assert plan.reason.startswith("the program saved with 16 ranks and loads with 16 only; 15 are left here")
     assert code == 0 or "use nodes with 16 GPUs" in plan.next_ladder_step

@@ -42,8 +42,8 @@ class Machine:
 
     def write(self, path: str, text: str) -> None:
         """Make a file in there, readable for all."""
-        made = self.run("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat > "$1"', "sh", path, stdin=text)
-        assert made.returncode == 0, made.stderr
+        process = self.run("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat > "$1"', "sh", path, stdin=text)
+        assert process.returncode == 0, process.stderr
 
     def unit(self, name: str, command: list[str], bin_dir: str, *, drop_in: str) -> str:
         """Set up an instance of the unit as README.md says, and give its name."""
@@ -77,8 +77,8 @@ class Machine:
 @pytest.fixture(scope="session")
 def machine() -> Iterator[Machine]:
     """Boot, hand out, kill."""
-    with booted() as one:
-        yield one
+    with booted() as booted_machine:
+        yield booted_machine
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ QUICK = "RestartSec=1"
 
 
 @pytest.fixture
-def ours() -> str:
+def own_bin_dir() -> str:
     """The directory of our own `supervise`."""
     return str(Path(sys.executable).parent)
 
@@ -29,7 +29,7 @@ def ours() -> str:
 @pytest.fixture(params=["stand-in", "supervise"])
 def bin_dir(request: pytest.FixtureRequest) -> str:
     """A directory with a `supervise` in it: a stand-in of thirty lines, or ours."""
-    return STAND_IN if request.param == "stand-in" else str(request.getfixturevalue("ours"))
+    return STAND_IN if request.param == "stand-in" else str(request.getfixturevalue("own_bin_dir"))
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ def test_a_job_that_ends_well_is_over(machine: Machine, bin_dir: str, name: str)
     assert "Deactivated successfully" in machine.journal(unit)
 
 
-def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, ours: str, name: str) -> None:
-    unit = machine.unit(name, ["sh", "-c", "exit 42"], ours, drop_in=f"{HERE_IN}\n{QUICK}")
+def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, own_bin_dir: str, name: str) -> None:
+    unit = machine.unit(name, ["sh", "-c", "exit 42"], own_bin_dir, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: ended(machine, unit))
     machine.run("sleep", "2")  # RestartSec=1 would have passed
@@ -164,8 +164,8 @@ def test_without_a_user_it_does_not_run(machine: Machine, name: str) -> None:
     assert "status=217/USER" in machine.journal(unit)
 
 
-def test_root_is_refused(machine: Machine, ours: str, name: str) -> None:
-    unit = machine.unit(name, ["true"], ours, drop_in=f"User=root\n{QUICK}")
+def test_root_is_refused(machine: Machine, own_bin_dir: str, name: str) -> None:
+    unit = machine.unit(name, ["true"], own_bin_dir, drop_in=f"User=root\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode != 0
     machine.run("sleep", "2")  # RestartSec=1 would have passed
     properties = machine.show(unit)

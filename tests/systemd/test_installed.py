@@ -36,9 +36,9 @@ def test_a_job_is_ready_with_its_rank_outlives_its_death_and_stops(machine: Mach
     machine.run("kill", "-KILL", rank)
     wait_for(lambda: "attempt 2 runs" in machine.show(unit)["StatusText"], state=lambda: machine.show(unit)["StatusText"])
     assert ranks() != [rank]
-    found = machine.as_user(f"{OURS}/supervise", "why", "--job", "short")  # in /: nobody named a directory
-    assert found.returncode == 0, found.stderr
-    assert "SIGKILL" in found.stdout
+    answer = machine.as_user(f"{OURS}/supervise", "why", "--job", "short")  # in /: nobody named a directory
+    assert answer.returncode == 0, answer.stderr
+    assert "SIGKILL" in answer.stdout
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
     assert "Deactivated successfully" in machine.journal(unit)
     notices = machine.journal(unit, "-p", "notice")

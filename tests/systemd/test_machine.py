@@ -75,8 +75,8 @@ def test_the_job_is_started_at_boot_and_goes_on_from_its_checkpoint(
 
 
 def test_the_kernel_s_log_is_readable_as_the_unit_s_user(machine: Machine) -> None:
-    made = machine.run("sh", "-c", "mknod -m 644 /dev/kmsg c 1 11 && systemctl restart systemd-journald")
-    assert made.returncode == 0, made.stderr
+    process = machine.run("sh", "-c", "mknod -m 644 /dev/kmsg c 1 11 && systemctl restart systemd-journald")
+    assert process.returncode == 0, process.stderr
     wait_for(lambda: machine.run("journalctl", "-k", "-q", "-n", "1").stdout)
     denied = machine.as_user("head", "-c", "1", "/dev/kmsg")
     if denied.returncode == 0:

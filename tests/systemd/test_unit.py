@@ -47,21 +47,21 @@ def test_the_links_in_the_checkout_show_what_the_package_has() -> None:
 
 @needs_systemd
 @pytest.mark.parametrize(
-    ("good", "bad", "told"),
+    ("good", "bad", "message"),
     [
         ("OOMPolicy=continue", "OOMPolcy=continue", "Unknown key 'OOMPolcy'"),
         ("KillMode=mixed", "KillMode=gentle", "Failed to parse kill mode"),
         ("/usr/bin/env", "/no/such/program", "is not executable"),
     ],
 )
-def test_a_planted_mistake_is_found(tmp_path: Path, good: str, bad: str, told: str) -> None:
+def test_a_planted_mistake_is_found(tmp_path: Path, good: str, bad: str, message: str) -> None:
     text = UNIT.read_text()
     assert good in text
     planted = tmp_path / UNIT.name
     planted.write_text(text.replace(good, bad))
     verified = analyze("verify", "--recursive-errors=no", planted)
     assert verified.returncode != 0
-    assert told in verified.stderr
+    assert message in verified.stderr
 
 
 @needs_systemd

@@ -67,5 +67,5 @@ def test_every_word_is_tried_and_said_in_the_guide() -> None:
     tried = {row[3] for row in test_a_job_stands_in_one_state.pytestmark[0].args[1]}  # type: ignore[attr-defined]
     assert tried == set(StateWord)
     table = page_text("pages.md").partition("| state | what it is |")[2].partition("\n\n")[0]
-    said = {row.split("|")[1].strip(" `") for row in table.splitlines()[2:]}
-    assert said == {word.value for word in StateWord}
+    words = {row.split("|")[1].strip(" `") for row in table.splitlines()[2:]}
+    assert words == {word.value for word in StateWord}

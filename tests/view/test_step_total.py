@@ -11,12 +11,12 @@ from supervisor.view.step_total import step_total
 
 
 def total(step: int | None, line: str = "", command: str = "", *, is_relative: bool = False, reported: int | None = None) -> object:
-    found = step_total(step, is_relative=is_relative, reported=reported, count=count_of(line), command=shlex.split(command))
-    return None if found is None else (found.steps, found.source)
+    answer = step_total(step, is_relative=is_relative, reported=reported, count=count_of(line), command=shlex.split(command))
+    return None if answer is None else (answer.steps, answer.source)
 
 
 @pytest.mark.parametrize(
-    ("step", "line", "command", "found"),
+    ("step", "line", "command", "expected"),
     [
         (10, "", "torchrun train.py --max_steps 120", (120, "by --max_steps 120")),
         (10, "", "torchrun train.py --max-steps=120", (120, "by --max-steps=120")),
@@ -46,9 +46,9 @@ def total(step: int | None, line: str = "", command: str = "", *, is_relative: b
     ],
 )
 def test_who_says_it_is_named_and_what_the_steps_contradict_is_none(
-    step: int | None, line: str, command: str, found: tuple[int, str] | None
+    step: int | None, line: str, command: str, expected: tuple[int, str] | None
 ) -> None:
-    assert total(step, line, command) == found
+    assert total(step, line, command) == expected
 
 
 def test_what_the_script_reports_counts_before_all_else() -> None:

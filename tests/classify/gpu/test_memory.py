@@ -44,7 +44,7 @@ ALONE = (
 )
 
 
-def told(log: str, *more: Evidence) -> dict[str, str]:
+def facts_of(log: str, *more: Evidence) -> dict[str, str]:
     verdict = classify((*read_text(log, CATALOGUE), *more))
     assert verdict.cause is Cause.CUDA_OOM
     return {name: value for name, value in verdict.facts if name in NAMES}
@@ -55,31 +55,31 @@ def gib(*amounts: float) -> str:
 
 
 def test_a_process_that_lists_itself_is_no_stranger() -> None:
-    assert told(CONTAINER) == {"process_in_use": gib(14.52), "other_bytes": "0"}
-    assert told(ALONE) == {"process_in_use": gib(3.44), "other_bytes": "0"}
+    assert facts_of(CONTAINER) == {"process_in_use": gib(14.52), "other_bytes": "0"}
+    assert facts_of(ALONE) == {"process_in_use": gib(3.44), "other_bytes": "0"}
 
 
 def test_among_pids_of_another_namespace_only_the_amounts_say_something() -> None:
-    assert told(SHARED_CARD) == {"process_in_use": gib(75.72), "other_bytes": str(520 * MIB + int(2.06 * GIB))}
+    assert facts_of(SHARED_CARD) == {"process_in_use": gib(75.72), "other_bytes": str(520 * MIB + int(2.06 * GIB))}
 
 
 def test_strangers_are_named_where_the_process_knows_its_own_pid() -> None:
-    found = told(RANKS)
-    assert found["other_pids"] == "3721648 1374765 1374763 1374764"
-    assert found["other_bytes"] == str(4 * 414 * MIB)
-    assert found["process_in_use"] == gib(37.46)
+    facts = facts_of(RANKS)
+    assert facts["other_pids"] == "3721648 1374765 1374763 1374764"
+    assert facts["other_bytes"] == str(4 * 414 * MIB)
+    assert facts["process_in_use"] == gib(37.46)
 
 
 def test_processes_of_the_same_job_are_no_strangers() -> None:
     """Whether the supervisor saw them end, torchrun's table names them, or torchrun says that it ends them."""
     evidence = Evidence("exit", "signal", "15", rank=1, t=9.0, fields=(("pid", "1374763"),))
-    said = (
+    log_lines = (
         "W1121 07:31:45.463000 2 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 1374764 closing signal SIGTERM\n"
         "  exitcode  : 1 (pid: 1374765)\n"
     )
-    found = told(f"{RANKS}\n{said}", evidence)
-    assert (found["own_pids"], found["own_bytes"]) == ("1374765 1374763 1374764", str(3 * 414 * MIB))
-    assert (found["other_pids"], found["other_bytes"]) == ("3721648", str(414 * MIB))
+    facts = facts_of(f"{RANKS}\n{log_lines}", evidence)
+    assert (facts["own_pids"], facts["own_bytes"]) == ("1374765 1374763 1374764", str(3 * 414 * MIB))
+    assert (facts["other_pids"], facts["other_bytes"]) == ("3721648", str(414 * MIB))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ LONGEST_SEARCH_S = 0.25
 def test_an_end_is_logged_in_many_forms(line: str, name: str, text: str, rank: int | None) -> None:
     (fact,) = footers.read(line)
     assert (fact.source, fact.name, fact.text, fact.rank, fact.t) == ("exit", name, text, rank, 0.0)
-    assert (name, text, rank) in [(found.name, found.text, found.rank) for found in read_text(f"step 1\n{line}\n", NO_ROWS)], "in a log"
+    assert (name, text, rank) in [(end.name, end.text, end.rank) for end in read_text(f"step 1\n{line}\n", NO_ROWS)], "in a log"
 
 
 @pytest.mark.parametrize("row", footers.LAUNCHERS, ids=lambda row: row.name)
@@ -148,11 +148,11 @@ CODES = {
 
 
 def test_who_ended_how_and_with_which_code_are_read_in_any_words() -> None:
-    for who, verb, (code, signum) in product(WHO, VERBS, CODES.items()):
-        line = f"2031-03-04 10:00:01 {who} {verb}{code}"
+    for subject, verb, (code, signum) in product(WHO, VERBS, CODES.items()):
+        line = f"2031-03-04 10:00:01 {subject} {verb}{code}"
         facts = [(fact.name, fact.text) for fact in footers.read(line)]
         assert facts == [("exit_code", "3") if signum is None else ("signal", str(signum))], line
-        of_rank = re.search(r"(?<!local_)rank (\d)", who, re.IGNORECASE)
+        of_rank = re.search(r"(?<!local_)rank (\d)", subject, re.IGNORECASE)
         assert footers.read(line)[0].rank == (int(of_rank[1]) if of_rank else None), line
 
 
@@ -175,7 +175,7 @@ def test_who_ended_how_and_with_which_code_are_read_in_any_words() -> None:
     ],
 )
 def test_an_end_in_other_words(line: str, fact: tuple[str, str]) -> None:
-    assert [(found.name, found.text) for found in footers.read(line)] == [fact]
+    assert [(end.name, end.text) for end in footers.read(line)] == [fact]
 
 
 @pytest.mark.parametrize(
@@ -325,8 +325,8 @@ def between(anchors: Iterable[str], samples: Iterable[str], longest: int = text.
             yield line[: longest - len(anchor)] + anchor
             yield anchor + line
             yield (anchor + fill) * (longest // len(anchor + fill))
-    for nth, told in enumerate(samples):
-        line = told.replace("\n", " ")
+    for nth, sample in enumerate(samples):
+        line = sample.replace("\n", " ")
         for part in (line, line[:-1], line[: len(line) // 2], *(line[:end] for end in range(1, 60, 8))):
             yield part * (longest // len(part) + 1)
         # its beginning, and then more of what comes next than there should be
@@ -399,12 +399,12 @@ LINES = {
 
 def look(line: str) -> None:
     """Do all that is done with a line."""
-    found = text.read(line.encode())
-    footers.read(found.text)
-    footers.member(found.text)
-    footers.rank_of(found.text)
-    text.error_handler_exception(found.text)
-    log_end.tells_progress(found.text)
+    content = text.read(line.encode())
+    footers.read(content.text)
+    footers.member(content.text)
+    footers.rank_of(content.text)
+    text.error_handler_exception(content.text)
+    log_end.tells_progress(content.text)
 
 
 @pytest.mark.bench

@@ -57,14 +57,14 @@ FETCHED = f'  File "/home/user/venv/lib/python3.11/site-packages/torch/utils/dat
 OWN_QUEUE = "".join(RESET.partition('  File "/usr/local/lib/python3.11/multiprocessing/queues.py"')[1:])
 
 
-def told(text: str) -> tuple[Cause, bool]:
+def judge(text: str) -> tuple[Cause, bool]:
     verdict = classify(read_text(text, CATALOGUE))
     return verdict.cause, verdict.transient
 
 
 def test_a_batch_that_its_worker_can_no_longer_hand_over_tells_of_the_worker() -> None:
-    assert told(RESET) == (Cause.DATALOADER_WORKER, True)
-    assert told(RESET + LATER) == (Cause.DATALOADER_WORKER, True)
+    assert judge(RESET) == (Cause.DATALOADER_WORKER, True)
+    assert judge(RESET + LATER) == (Cause.DATALOADER_WORKER, True)
 
 
 def test_the_kernel_knows_better_why_the_worker_is_gone() -> None:
@@ -74,13 +74,13 @@ def test_the_kernel_knows_better_why_the_worker_is_gone() -> None:
 
 @pytest.mark.parametrize("kind", ["ValueError", "KeyError", "RuntimeError"])
 def test_what_else_comes_out_of_a_loader_is_not_the_end_of_a_worker(kind: str) -> None:
-    assert told(RESET.replace("ConnectionResetError", kind))[0] is not Cause.DATALOADER_WORKER
+    assert judge(RESET.replace("ConnectionResetError", kind))[0] is not Cause.DATALOADER_WORKER
 
 
 def test_a_connection_that_the_data_set_lost_or_the_users_own_queue_is_no_worker() -> None:
     inside = RESET.partition('  File "/usr/local/lib/python3.11/multiprocessing/queues.py"')[0] + FETCHED
-    assert told(f"{inside}ConnectionResetError: [Errno 104] Connection reset by peer\n")[0] is Cause.DATA_ERROR
-    assert told(f"Traceback (most recent call last):\n{OWN_QUEUE}")[0] is not Cause.DATALOADER_WORKER
+    assert judge(f"{inside}ConnectionResetError: [Errno 104] Connection reset by peer\n")[0] is Cause.DATA_ERROR
+    assert judge(f"Traceback (most recent call last):\n{OWN_QUEUE}")[0] is not Cause.DATALOADER_WORKER
 
 
 @pytest.mark.parametrize("kind", ["KeyError", "NameError", "AttributeError", "TypeError"])
@@ -89,5 +89,5 @@ def test_a_mistake_in_the_code_of_a_data_set_is_the_programs_and_another_error_t
     frames = f'{FETCHED}  File "/home/user/train.py", line 16, in __getitem__\n    return row["label"]\n'
     caught = f"{kind}: Caught {kind} in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n{frames}"
     text = f"Traceback (most recent call last):\n{frames}{caught if in_worker else ''}{kind}: 'label'\n"
-    assert told(text)[0] is Cause.USER_CODE
-    assert told(text.replace(kind, "ValueError"))[0] is Cause.DATA_ERROR
+    assert judge(text)[0] is Cause.USER_CODE
+    assert judge(text.replace(kind, "ValueError"))[0] is Cause.DATA_ERROR

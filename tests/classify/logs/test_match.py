@@ -112,13 +112,13 @@ def test_a_benign_row_takes_the_line_away_from_all_others() -> None:
 
 
 def test_kernel_lines_count_as_such_only_in_the_forms_of_the_kernels_log() -> None:
-    said = "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+    message = "NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
     syslog = "Nov 21 00:00:01 node7 kernel: [12.000001] {}"
     for form in ("kernel: {}", "[ 2210.308145] {}", syslog, "[Wed Jan 27 23:14:35 2021] {}", "{}", "3,12,99,-;{}"):
-        assert [fact.name for fact in hits(form.format(said))] == ["gpu_lost.xid79"], form
+        assert [fact.name for fact in hits(form.format(message))] == ["gpu_lost.xid79"], form
     for form in ("11,12,99,-;{}", "the log said {}", '"{}"'):
-        assert hits(form.format(said)) == [], form
-    assert hits(f"Nov 21 00:00:01 node7 kernel: {said}")[0].node == "node7"
+        assert hits(form.format(message)) == [], form
+    assert hits(f"Nov 21 00:00:01 node7 kernel: {message}")[0].node == "node7"
 
 
 def test_source_code_in_a_traceback_is_no_hit() -> None:
@@ -147,10 +147,10 @@ def test_a_hit_deep_in_a_line_without_end_is_found() -> None:
 
 @pytest.mark.slow
 def test_a_line_without_end_that_comes_in_blocks_loses_nothing_at_their_borders() -> None:
-    said = b"[Rank 4] Watchdog caught collective operation timeout"
-    for shift in (0, 1, len(said) // 2, len(said) - 1):
+    message = b"[Rank 4] Watchdog caught collective operation timeout"
+    for shift in (0, 1, len(message) // 2, len(message) - 1):
         reader = Reader(CATALOGUE)
-        data = b"x" * (match.LONGEST_PART - shift) + said + b"x" * match.LONGEST_PART
+        data = b"x" * (match.LONGEST_PART - shift) + message + b"x" * match.LONGEST_PART
         for start in range(0, len(data), match.LONGEST_PART):
             reader.feed(data[start : start + match.LONGEST_PART])
         assert any(fact.name == "nccl_timeout.watchdog" for fact in reader.finish()), shift
@@ -299,9 +299,9 @@ def test_what_thousands_of_ranks_log_does_not_push_out_what_is_logged_once(lines
 
 
 def test_thousands_of_ends_do_not_push_out_the_last_one() -> None:
-    told = "".join(f"exitcode  : -15 (pid: {pid})\n" for pid in range(1, 4000))
+    lines = "".join(f"exitcode  : -15 (pid: {pid})\n" for pid in range(1, 4000))
     ends = [
-        fact for fact in read_text("exitcode  : -9 (pid: 1)\n" + told + "exitcode  : -11 (pid: 2)\n", CATALOGUE) if fact.source == "exit"
+        fact for fact in read_text("exitcode  : -9 (pid: 1)\n" + lines + "exitcode  : -11 (pid: 2)\n", CATALOGUE) if fact.source == "exit"
     ]
     assert (ends[0].text, ends[-1].text) == ("9", "11")
     assert len(ends) <= match.MOST_HITS

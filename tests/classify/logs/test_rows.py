@@ -50,7 +50,7 @@ def label(sample: dict[str, Any]) -> str:
     return f"{sample['signature']}: {(sample.get('hit') or sample.get('miss') or '')[:40]!r}"
 
 
-def found(text: str, name: str) -> list[dict[str, str]]:
+def fields_of(text: str, name: str) -> list[dict[str, str]]:
     """The fields of each piece of evidence that the row makes of a log of this text."""
     return [dict(fact.fields) for fact in read_text(text, CATALOGUE) if fact.name == name]
 
@@ -71,9 +71,9 @@ def test_rows_and_the_table_of_exception_types_agree_on_what_may_pass_by_itself(
         assert row is not None
         for line in sample["hit"].splitlines():
             kind = exits.exception_type(line)
-            told = exception_table.BY_CLASS.get(kind)
-            if told is not None and "exception" in row.where and row.cause is told.cause and "*" not in told.consequence_of:
-                assert row.transient == told.transient, (row.id, kind)
+            kind_row = exception_table.BY_CLASS.get(kind)
+            if kind_row is not None and "exception" in row.where and row.cause is kind_row.cause and "*" not in kind_row.consequence_of:
+                assert row.transient == kind_row.transient, (row.id, kind)
                 compared.add(kind)
     assert compared >= {"OutOfMemoryError", "MemoryError"}
 
@@ -104,9 +104,9 @@ def test_the_rows_that_count_as_tested_are_right() -> None:
     """Their patterns are compiled at their first use only."""
     named = {name: tuple(KernelMessage(form.anchor, form.expression) for form in forms) for name, forms in messages.named().items()}
     for file in signatures.PACKAGED.glob("*.toml"):
-        found, wrong = rows.parse(file.read_text("utf-8"), str(file), messages=named, tested=True)
+        valid_rows, wrong = rows.parse(file.read_text("utf-8"), str(file), messages=named, tested=True)
         assert not wrong
-        for row in found:
+        for row in valid_rows:
             details = row.pattern.detail if isinstance(row.pattern, MessagePattern) else row.pattern
             for pattern in filter(None, (details, row.frames)):
                 assert isinstance(pattern, OwnPattern)
@@ -141,7 +141,7 @@ def test_a_hit_hits_with_its_fields_and_holds_an_anchor(sample: dict[str, Any]) 
     if row.benign:
         assert benign(text, row.id)
         return
-    facts = found(text, row.id)
+    facts = fields_of(text, row.id)
     assert facts, f"{row.id} does not know this text"
     wanted = {name: str(value) for name, value in sample.get("fields", {}).items()}
     assert any(wanted.items() <= fact.items() for fact in facts), f"{wanted} is in none of {facts}"
@@ -161,7 +161,7 @@ def test_what_a_row_matches_holds_an_anchor() -> None:
 def test_a_near_miss_misses(sample: dict[str, Any]) -> None:
     row = CATALOGUE.row(sample["signature"])
     assert row is not None
-    assert not (benign(sample["miss"], row.id) if row.benign else found(sample["miss"], row.id))
+    assert not (benign(sample["miss"], row.id) if row.benign else fields_of(sample["miss"], row.id))
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_a_row_of_the_users_may_name_a_cause_of_its_own_and_another_row_follow_f
     assert problems == ()
     assert (row.cause.value, row.cause.is_own, row.meaning, row.advice) == ("solver_diverged", True, "It diverged", "damp it")
     assert follows.consequence_of == ("solver_diverged",)
-    _, ours = rows.parse(own, "ours.toml", tested=True)
-    assert "no such cause: 'solver_diverged'" in str(ours[0])
+    _, own_problems = rows.parse(own, "ours.toml", tested=True)
+    assert "no such cause: 'solver_diverged'" in str(own_problems[0])
 
 
 @pytest.mark.parametrize("text", ["[[signature]", 'signature = "x"', "signature = 3", "a = " + "[" * 5000])

@@ -20,8 +20,8 @@ def changes(*lines: str) -> list[str]:
     """Return what the rules report of these lines: `+rule` and `-rule`, with the name of the number."""
     wanted, rules = captures(RULES)
     reader, judge = NumberReader(wanted), NumberJudge(rules)
-    found = [one for line in lines for reading in reader.feed(line.encode() + b"\n") for one in judge.take(reading)]
-    return [f"{'-' if one.is_over else '+'}{one.rule.id} {one.name}" for one in found]
+    alarms = [alarm for line in lines for reading in reader.feed(line.encode() + b"\n") for alarm in judge.take(reading)]
+    return [f"{'-' if alarm.is_over else '+'}{alarm.rule.id} {alarm.name}" for alarm in alarms]
 
 
 def steps(*losses: object) -> list[str]:
@@ -83,7 +83,7 @@ def test_healthy_trainings_with_noise_are_never_strange(spread: float) -> None:
 def test_no_log_of_the_corpus_is_called_strange() -> None:
     assert len(LOGS) > 200
     judged = {log.name: changes(*log.read_text(encoding="utf-8", errors="replace").splitlines()) for log in LOGS}
-    assert {name: found for name, found in judged.items() if found} == {}
+    assert {name: alarms for name, alarms in judged.items() if alarms} == {}
 
 
 def test_the_names_that_are_judged_are_bounded() -> None:

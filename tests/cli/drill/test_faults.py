@@ -75,14 +75,14 @@ def test_the_beginning_of_the_attempt_before_the_fault_is_no_recovery() -> None:
     first, second = ReportResume(0, 1, None, None, confirmed=True), ReportResume(1, 2, 5, "ckpt/5.pt", confirmed=True)
     assert account(JobView(resumed=(101.0, first))) == Account(None, None, [])
     assert account(JobView(resumed=(101.0, first), incidents=[incident])).resumed is None
-    found = account(JobView(resumed=(109.0, second), incidents=[incident]))
-    assert (found.noticed, found.resumed) == ((102.0, "rank 1: killed by signal 9"), (109.0, second))
+    outcome = account(JobView(resumed=(109.0, second), incidents=[incident]))
+    assert (outcome.noticed, outcome.resumed) == ((102.0, "rank 1: killed by signal 9"), (109.0, second))
     incident.opened_t = 90.0
     assert account(JobView(resumed=(109.0, second), incidents=[incident])).opened_t is None, "it is of before the fault"
 
 
 def test_a_hang_that_goes_on_is_noticed_and_a_stop_counts_only_where_the_drill_asked_for_it() -> None:
-    found = account(JobView(hang=(118.0, Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=18.0, limit_s=10.0)), stop_t=150.0))
-    assert (found.opened_t, found.noticed is not None and found.noticed[0]) == (None, 118.0)
-    assert "no progress for 18 s: rank 1 does not come; the job continues" in str(found.noticed)
+    outcome = account(JobView(hang=(118.0, Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=18.0, limit_s=10.0)), stop_t=150.0))
+    assert (outcome.opened_t, outcome.noticed is not None and outcome.noticed[0]) == (None, 118.0)
+    assert "no progress for 18 s: rank 1 does not come; the job continues" in str(outcome.noticed)
     assert account(JobView(stop_t=101.0), 101.0).noticed == (101.0, "asked to stop")

@@ -82,7 +82,7 @@ def logged(tmp_path: Path, *rows: tuple[str, int, int], path: str = "/ckpt.pt") 
     """Write the log of one rank's saves, what, number and steps each; return what the drill reads in it."""
     place = tmp_path / "attempt-0001"
     place.mkdir()
-    lines = [json.dumps({"what": what, "path": path, "t": 1.0, "n": number, "steps": steps}) for what, number, steps in rows]
+    lines = [json.dumps({"what": event, "path": path, "t": 1.0, "n": number, "steps": steps}) for event, number, steps in rows]
     (place / "saves-0.jsonl").write_text("\n".join(lines) + "\n")
     return resume_drill(tmp_path)._last_save()  # noqa: SLF001
 
@@ -100,7 +100,7 @@ def test_a_job_that_ended_with_its_only_save_is_not_reported_to_have_saved_nothi
 ) -> None:
     drill = resume_drill(tmp_path)
     (tmp_path / "attempt-0001").mkdir()
-    rows = [{"what": what, "path": "/ckpt.pt", "t": 1.0, "n": 1, "steps": 5} for what in ("began", "ended")]
+    rows = [{"what": event, "path": "/ckpt.pt", "t": 1.0, "n": 1, "steps": 5} for event in ("began", "ended")]
     (tmp_path / "attempt-0001" / "saves-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     drill._ranks.add(0)  # noqa: SLF001
     drill._until = math.inf  # noqa: SLF001

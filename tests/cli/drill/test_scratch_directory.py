@@ -79,11 +79,11 @@ def test_a_checkpoint_s_directory_is_made_anew_however_much_is_in_it(project: Pa
 
 def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(project: Path) -> None:
     before = sorted(path.relative_to(project) for path in project.rglob("*"))
-    made = scratch_directory.make(project, project, ())
-    assert not list(made.work.glob(f"{scratch_directory.DRILL_PREFIX}*"))
-    written(made.state / "journal")
-    made.remove(keep_state=True)
-    assert [path.name for path in made.root.iterdir()] == ["state"]
+    directory = scratch_directory.make(project, project, ())
+    assert not list(directory.work.glob(f"{scratch_directory.DRILL_PREFIX}*"))
+    written(directory.state / "journal")
+    directory.remove(keep_state=True)
+    assert [path.name for path in directory.root.iterdir()] == ["state"]
     scratch_directory.make(project, project, ()).remove(keep_state=False)  # the next drill
     assert sorted(path.relative_to(project) for path in project.rglob("*")) == before
 
@@ -91,10 +91,10 @@ def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(proje
 def test_what_a_killed_drill_left_goes_with_the_next_one_and_what_runs_stays(project: Path) -> None:
     left, running = scratch_directory.make(project, project, ()), scratch_directory.make(project, project, ())
     os.close(left.lock)  # as the kernel does for a killed process
-    made = scratch_directory.make(project, project, ())
-    assert sorted(project.glob(f"{scratch_directory.DRILL_PREFIX}*")) == sorted([running.root, made.root])
-    for one in (made, running):
-        one.remove(keep_state=False)
+    directory = scratch_directory.make(project, project, ())
+    assert sorted(project.glob(f"{scratch_directory.DRILL_PREFIX}*")) == sorted([running.root, directory.root])
+    for scratch in (directory, running):
+        scratch.remove(keep_state=False)
     assert (project / "train.py").exists()
 
 
@@ -105,9 +105,9 @@ def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project
     assert error.value.exit_code == 64
     assert "add --yes to the drill in the copy" in error.value.hint
     assert not list(project.glob(f"{scratch_directory.DRILL_PREFIX}*"))
-    made = scratch_directory.make(project, project, (), may_escape=True)
-    assert (made.work / "train.py").is_symlink()
-    made.remove(keep_state=False)
+    directory = scratch_directory.make(project, project, (), may_escape=True)
+    assert (directory.work / "train.py").is_symlink()
+    directory.remove(keep_state=False)
 
 
 def test_a_link_into_shared_memory_is_refused_and_nothing_is_left(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

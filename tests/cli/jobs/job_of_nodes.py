@@ -32,12 +32,12 @@ class JobOfNodes:
 
     def begin(self, host: str) -> None:
         """Begin a run on one node."""
-        one = self.nodes[host] = self.make_job(self.root, node=host)
-        one.T0 = self.t0
+        job = self.nodes[host] = self.make_job(self.root, node=host)
+        job.T0 = self.t0
         pid, ticks = (os.getpid(), identity.this_process().start_ticks) if host == identity.node_name() else (1, 1)
         boot = identity.boot_id() if host == identity.node_name() else "another"
-        one.journal.append(RunBegan(f"run of {host}", ("train.py",), "d", "0", pid, ticks, boot), t=one.T0, durable=True)
-        one.feed(events.SupervisorStarted(one.T0, f"run of {host}", Policy(nodes=len(self.hosts), checkpoints_declared=True)))
+        job.journal.append(RunBegan(f"run of {host}", ("train.py",), "d", "0", pid, ticks, boot), t=job.T0, durable=True)
+        job.feed(events.SupervisorStarted(job.T0, f"run of {host}", Policy(nodes=len(self.hosts), checkpoints_declared=True)))
 
     @property
     def here(self) -> list[tuple[int, Any]]:
@@ -48,49 +48,49 @@ class JobOfNodes:
         """Meet for an attempt of this number, agree, and start the ranks."""
         self.met = hosts or self.hosts
         members = tuple(f"{host}/id" for host in self.met)
-        for index, one in self.here:
-            t = one.T0 + at
-            for timer in [a for a in one.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
-                one.feed(events.TimerFired(t, timer.name, timer.token))
+        for index, job in self.here:
+            t = job.T0 + at
+            for timer in [a for a in job.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
+                job.feed(events.TimerFired(t, timer.name, timer.token))
             ref = None if chosen is None else CheckpointRef(f"{chosen}.pt", chosen, "structure")
-            one.feed(
-                events.NodesGathered(t, one.state.attempt.number, index, len(members), number, members),
+            job.feed(
+                events.NodesGathered(t, job.state.attempt.number, index, len(members), number, members),
                 events.CheckpointSelected(t, number, ref, 1 if ref else 0, agreement=number),
                 events.AttemptStarted(t, number, (RankInfo(index, 0, 100 + index, 7),), len(members)),
             )
 
     def train(self, at: float, step: int, *, resumed: str | None = None) -> None:
         """Make a step."""
-        for _, one in self.here:
-            one.feed(events.ProgressObserved(one.T0 + at, one.state.attempt.number, step, 1, Phase.TRAIN, resumed, first_step=step))
+        for _, job in self.here:
+            job.feed(events.ProgressObserved(job.T0 + at, job.state.attempt.number, step, 1, Phase.TRAIN, resumed, first_step=step))
 
     def fail(self, at: float, host: str, *, lost: bool = False) -> None:
         """Let the rank of this node be killed, or the node be lost; all nodes that are left act on one decision."""
         failed, number = self.met.index(host), self.nodes[host].state.attempt.number
-        left = [(index, one) for index, one in self.here if not (lost and index == failed)]
+        left = [(index, job) for index, job in self.here if not (lost and index == failed)]
         text = "silent for 60 s" if lost else f"rank {failed}: killed by signal 9"
-        for index, one in left:
-            t, is_own = one.T0 + at, index == failed
+        for index, job in left:
+            t, is_own = job.T0 + at, index == failed
             ended = events.RankExited(t, number, RankExit(failed, 100 + failed, 10, signal=9))
-            one.feed(ended if is_own else events.AttemptEndedByPeer(t, number, f"{host}/id", text))
-            one.feed(events.AttemptEnded(t + 1, number, "failed"))
+            job.feed(ended if is_own else events.AttemptEndedByPeer(t, number, f"{host}/id", text))
+            job.feed(events.AttemptEnded(t + 1, number, "failed"))
             facts = (Evidence("exit", "signal", "9", failed, t),) if is_own else (Evidence("exit", "ended_by_us", "15", index, t + 0.5),)
             beats = Evidence("heartbeat", "step", str(60 + index), index), Evidence("heartbeat", "phase", "train", index)
-            one.feed(events.EvidenceCollected(t + 1, number, one.state.incidents, (*facts, *beats)))
-        reports = tuple(NodeReport(f"{self.met[index]}/id", one.state.attempt) for index, one in left)
+            job.feed(events.EvidenceCollected(t + 1, number, job.state.incidents, (*facts, *beats)))
+        reports = tuple(NodeReport(f"{self.met[index]}/id", job.state.attempt) for index, job in left)
         missing = ((f"{host}/id", f"lost: {text}"),) if lost else ()
         coordinator = left[0][1]
         coordinator.feed(events.ReportsGathered(coordinator.T0 + at + 2, number, reports, missing, "failure", f"{host}/id", text))
         proposed = next(a for a in reversed(coordinator.said) if isinstance(a, act.ProposeDecision))
-        for _, one in left:
-            one.feed(events.DecisionMade(one.T0 + at + 2, number, proposed.kind, proposed.decision))
+        for _, job in left:
+            job.feed(events.DecisionMade(job.T0 + at + 2, number, proposed.kind, proposed.decision))
 
     def end(self, at: float, code: int = 0) -> None:
         """End the job on all nodes of the newest attempt."""
-        for _, one in self.here:
-            one.feed(events.DecisionMade(one.T0 + at, one.state.attempt.number, "success"))
-            one.feed(events.AttemptEnded(one.T0 + at, one.state.attempt.number, "succeeded"))
-            one.journal.append(RunEnded(code), t=one.T0 + at, durable=True)
+        for _, job in self.here:
+            job.feed(events.DecisionMade(job.T0 + at, job.state.attempt.number, "success"))
+            job.feed(events.AttemptEnded(job.T0 + at, job.state.attempt.number, "succeeded"))
+            job.journal.append(RunEnded(code), t=job.T0 + at, durable=True)
         self.close()
 
     def close(self) -> None:

@@ -52,10 +52,10 @@ class Story:
         w.feed(events.GpusListed(w.T0, (Gpu(0, "GPU-0"), Gpu(1, "GPU-1"))))
         self.select(None)
 
-    def select(self, chosen: CheckpointRef | None, found: int = 0) -> None:
+    def select(self, chosen: CheckpointRef | None, count: int = 0) -> None:
         """Answer which checkpoint the next attempt resumes from."""
         w = self.w
-        w.feed(events.CheckpointSelected(w.T0 + self.t, w.state.attempt.number, chosen, found))
+        w.feed(events.CheckpointSelected(w.T0 + self.t, w.state.attempt.number, chosen, count))
 
     def train(self, *steps: int, verified: int | None = None) -> None:
         """Start the ranks and let them come to these steps, one report in ten seconds."""
@@ -131,66 +131,66 @@ def _claims(trace: str, t: float) -> list[Evidence]:
 
 def killed(story: Callable[..., Story]) -> act.ReportDecision:
     """Rank 1 is killed three times, and nobody saw by whom."""
-    one = story(policy=Policy(checkpoints_declared=True, restart=Restart(intensity=2)))
-    one.train(1, 30, 60, verified=20)
-    one.fail(60, None)
+    job = story(policy=Policy(checkpoints_declared=True, restart=Restart(intensity=2)))
+    job.train(1, 30, 60, verified=20)
+    job.fail(60, None)
     for last in (45, 30):
-        one.again(20)
-        one.train(21, last)
-        one.fail(last, None)
-    return one.end()
+        job.again(20)
+        job.train(21, last)
+        job.fail(last, None)
+    return job.end()
 
 
 def bug(story: Callable[..., Story]) -> act.ReportDecision:
     """A KeyError at step 25, and again."""
-    one = story(policy=Policy(checkpoints_declared=True))
+    job = story(policy=Policy(checkpoints_declared=True))
     raised = _raised("KeyError: 'label_ids'", 57, "collate", "labels = [row['label_ids'] for row in rows]")
-    one.train(1, 25, verified=20)
-    one.fail(25, raised)
-    one.again(20)
-    one.train(21, 25)
-    one.fail(25, raised)
-    return one.end()
+    job.train(1, 25, verified=20)
+    job.fail(25, raised)
+    job.again(20)
+    job.train(21, 25)
+    job.fail(25, raised)
+    return job.end()
 
 
 def oom(story: Callable[..., Story]) -> act.ReportDecision:
     """The GPU's memory does not suffice, twice."""
-    one = story(policy=Policy(checkpoints_declared=True))
+    job = story(policy=Policy(checkpoints_declared=True))
     raised = _raised(_OOM, 83, "train_step", "loss.backward()")
-    one.train(1, 150, verified=140)
-    one.fail(150, raised)
-    one.again(140)
-    one.train(141, 143)
-    one.fail(143, raised)
-    return one.end()
+    job.train(1, 150, verified=140)
+    job.fail(150, raised)
+    job.again(140)
+    job.train(141, 143)
+    job.fail(143, raised)
+    return job.end()
 
 
 def nan(story: Callable[..., Story]) -> act.ReportDecision:
     """The loss is NaN at the same step from whatever checkpoint."""
-    one = story(policy=Policy(checkpoints_declared=True, steps_back=1))
+    job = story(policy=Policy(checkpoints_declared=True, steps_back=1))
     raised = _raised("FloatingPointError: loss is NaN at step 25", 91, "check", 'raise FloatingPointError(f"loss is NaN at step {step}")')
-    one.train(1, 25, verified=20)
-    one.fail(25, raised)
-    one.again(20)
-    one.train(21, 25)
-    one.fail(25, raised)
-    if one.w.state.run.exit_code is None:
-        one.again(10)
-        one.train(11, 25)
-        one.fail(25, raised)
-    return one.end()
+    job.train(1, 25, verified=20)
+    job.fail(25, raised)
+    job.again(20)
+    job.train(21, 25)
+    job.fail(25, raised)
+    if job.w.state.run.exit_code is None:
+        job.again(10)
+        job.train(11, 25)
+        job.fail(25, raised)
+    return job.end()
 
 
 def disk(story: Callable[..., Story]) -> act.ReportDecision:
     """The disk of the checkpoints is full, until the infrastructure's budget is spent."""
-    one = story(policy=Policy(checkpoints_declared=True, recurring_stop=2))
+    job = story(policy=Policy(checkpoints_declared=True, recurring_stop=2))
     raised = _raised("OSError: [Errno 28] No space left on device: '/data/ckpt/step_00040.pt'", 71, "save", "torch.save(state, path)")
-    one.train(1, 40, verified=20)
-    one.fail(40, raised, victim=False)
-    one.again(20)
-    one.train(21, 40)
-    one.fail(40, raised, victim=False)
-    return one.end()
+    job.train(1, 40, verified=20)
+    job.fail(40, raised, victim=False)
+    job.again(20)
+    job.train(21, 40)
+    job.fail(40, raised, victim=False)
+    return job.end()
 
 
 STORIES: dict[str, Callable[[Callable[..., Story]], act.ReportDecision]] = {

@@ -112,9 +112,9 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
     waiting = beats(address, "gpu-9/id", NodeStanding("starting", 1).text())
     document = status_of(job, capsys)
     text = page(job, capsys)
-    for one in (client, waiting):
-        one.close(5.0)
-    rows = {one.pop("node"): one for one in document["nodes"]}
+    for link in (client, waiting):
+        link.close(5.0)
+    rows = {entry.pop("node"): entry for entry in document["nodes"]}
     assert list(rows) == [HERE, "gpu-2", "gpu-3", "gpu-4", "gpu-9"]
     assert (document["attempt"], document["coordinator"], document["no_coordinator"]) == (1, HERE, None)
     assert [row["state"] for row in rows.values()] == ["training", "lost", "training", "unknown", "waits to join"]
@@ -170,7 +170,7 @@ def test_without_a_coordinator_the_journals_of_a_shared_directory_show_each_node
     job.close()
     monkeypatch.setattr("supervisor.cli.jobs.all_nodes.time.time", lambda: job.nodes[HERE].T0 + 85)
     document = status_of(job, capsys)
-    rows = {one["node"]: one for one in document["nodes"]}
+    rows = {entry["node"]: entry for entry in document["nodes"]}
     assert (document["attempt"], document["coordinator"]) == (2, None)
     assert [(row["number"], row["state"], row["step"], row["source"], row["age_s"]) for row in rows.values()] == [
         (0, "training", 8, "here", 0.0),
@@ -218,7 +218,7 @@ def test_a_node_that_left_with_a_clock_ahead_does_not_end_the_job_of_the_others(
     document = status_of(job, capsys)
     assert document["attempt"] == 2
     assert "has ended" not in document["no_coordinator"]
-    assert {one["node"]: one["state"] for one in document["nodes"]} == {HERE: "training", "gpu-2": "training", "gpu-3": "stopped"}
+    assert {row["node"]: row["state"] for row in document["nodes"]} == {HERE: "training", "gpu-2": "training", "gpu-3": "stopped"}
 
 
 def test_a_job_of_one_node_is_one_line(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:

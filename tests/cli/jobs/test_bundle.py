@@ -108,9 +108,9 @@ def test_it_holds_what_nvidia_smi_answers(written: RecordedJob, tmp_path: Path, 
 
 def test_its_journal_is_a_journal_of_the_time_around_the_incident(written: RecordedJob, tmp_path: Path) -> None:
     failed(written, Evidence("log", "exception", f"RuntimeError: token={CANARY}", 1))
-    found = content(packed(written), "journal.jsonl")
-    assert CANARY.encode() not in found
-    (tmp_path / "journal.jsonl").write_bytes(found)
+    journal = content(packed(written), "journal.jsonl")
+    assert CANARY.encode() not in journal
+    (tmp_path / "journal.jsonl").write_bytes(journal)
     view = read_view(tmp_path / "journal.jsonl")
     assert (view.problems, [incident.number for incident in view.incidents]) == ([], [1])
     assert view.run is not None
@@ -145,9 +145,9 @@ def test_a_later_time_of_a_long_run_is_not_in_it(written: RecordedJob) -> None:
     for hour in range(2, 5):
         written.progress(3600 * hour, 100 * hour, step=100 * hour)
     written.succeed(3600 * 6)
-    found = content(packed(written), "journal.jsonl").decode()
-    assert '"step":4' in found
-    assert '"step":300' not in found
+    journal = content(packed(written), "journal.jsonl").decode()
+    assert '"step":4' in journal
+    assert '"step":300' not in journal
 
 
 def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, make_job: type[RecordedJob]) -> None:
@@ -163,7 +163,7 @@ def test_an_incident_of_an_earlier_run_has_the_output_of_that_run(root: Path, ma
     second.log(1, "rank-1.err", b"of run 2\n")
     contents = packed(second, 1)
     assert content(contents, "logs/rank-1.err") == b"of run 1\n"
-    assert [one.number for one in read_of(content(contents, "journal.jsonl"), root)] == [1]
+    assert [incident.number for incident in read_of(content(contents, "journal.jsonl"), root)] == [1]
 
 
 def read_of(journal: bytes, place: Path) -> list[Any]:
@@ -314,10 +314,10 @@ def test_planted_secrets_are_nowhere_in_the_bundle_of_a_real_job(tmp_path: Path)
     assert (tmp_path / "b.tar.gz").stat().st_mode & 0o777 == 0o600
     shown = {"stdout": (listed.stdout + done.stdout).encode()}
     with tarfile.open(tmp_path / "b.tar.gz") as tar:
-        for one in tar.getmembers():
-            file = tar.extractfile(one)
+        for member in tar.getmembers():
+            file = tar.extractfile(member)
             assert file is not None
-            shown[one.name.partition("/")[2]] = file.read()
+            shown[member.name.partition("/")[2]] = file.read()
     assert {"MANIFEST.json", "card.txt", "evidence.json", "journal.jsonl", "logs/rank-0.out", "logs/rank-0.err", "doctor.json"} <= set(
         shown
     )

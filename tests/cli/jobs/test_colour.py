@@ -64,7 +64,7 @@ def require_words(fact_pages: Iterable[FactPage | Table]) -> None:
             assert _COLOURS.sub("", coloured) == draw(each, Surface(width))
         for place, text, tone in toned(each):
             tones[place, text].update([tone] if text.strip() else [])
-    assert {key: found for key, found in tones.items() if len(found) > 1} == {}
+    assert {key: words for key, words in tones.items() if len(words) > 1} == {}
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -126,20 +126,20 @@ def test_no_other_module_writes_colours_of_its_own() -> None:
 @pytest.mark.parametrize("environ", few([{"NO_COLOR": "1"}, {"TERM": "dumb"}]), ids=["NO_COLOR", "a dumb terminal"])
 def test_a_terminal_without_colours_gets_the_same_words(environ: dict[str, str], tmp_path: Path) -> None:
     def shown(more: dict[str, str]) -> str:
-        ours, theirs = pty.openpty()
+        our_end, their_end = pty.openpty()
         command = [sys.executable, "-P", "-m", "supervisor", "config", "show", "--state-dir", str(tmp_path)]
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "COLUMNS": "80", "TERM": "xterm", **more}
-        with subprocess.Popen(command, stdout=theirs, env=env, cwd=tmp_path) as process:  # noqa: S603  our own
-            os.close(theirs)
+        with subprocess.Popen(command, stdout=their_end, env=env, cwd=tmp_path) as process:  # noqa: S603  our own
+            os.close(their_end)
             parts = []
             while True:
                 try:
-                    part = os.read(ours, 1 << 16)
+                    part = os.read(our_end, 1 << 16)
                 except OSError:  # EIO: the other end is closed
                     break
                 parts.append(part)
             assert process.wait(PATIENCE_S) == 0
-        os.close(ours)
+        os.close(our_end)
         return b"".join(parts).decode()
 
     plain, coloured = shown(environ), shown({})

@@ -13,7 +13,7 @@ WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOrigina
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "line"),
     [
         ("exception", f"{ECC}\nCUDA kernel errors might be asynchronously reported at some other API call.", f"rank 0 raised {ECC}"),
         ("exception", f"{WORKER}\nKeyError: 'label'", "rank 0 raised KeyError: 'label'"),
@@ -21,14 +21,14 @@ WORKER = "RuntimeError: Caught KeyError in DataLoader worker process 0.\nOrigina
     ],
     ids=["advice", "another's traceback", "output"],
 )
-def test_the_line_that_tells_most(name: str, text: str, told: str) -> None:
-    assert evidence_lines([Evidence("error_file", name, text, rank=0)], 1) == [told]
+def test_the_line_that_tells_most(name: str, text: str, line: str) -> None:
+    assert evidence_lines([Evidence("error_file", name, text, rank=0)], 1) == [line]
 
 
 def test_an_exit_code_stays_beside_the_last_output_and_gives_way_to_an_exception() -> None:
     code, last = Evidence("exit", "exit_code", "1", rank=0), Evidence("tail", "err", "no such file: a.yaml", rank=0)
-    found = classify((code, last))
-    assert [fact.text for fact in evidence_facts(found, found.because, 3)] == [
+    verdict = classify((code, last))
+    assert [fact.text for fact in evidence_facts(verdict, verdict.because, 3)] == [
         "rank 0 exited with code 1",
         "last output of rank 0: no such file: a.yaml",
         "unknown, 30 % sure",

@@ -29,7 +29,7 @@ def assert_is_whole(reading: ViewFollower, path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(4))
 def test_a_journal_that_grows_is_at_each_moment_what_the_whole_file_is(tmp_path: Path, number: int) -> None:
-    lines = b"".join(encode(one.seq, one.t, one.t, one.body) for one in recorded(7, number) if one.body is not None)
+    lines = b"".join(encode(record.seq, record.t, record.t, record.body) for record in recorded(7, number) if record.body is not None)
     path, rng = tmp_path / "journal.jsonl", Random(number)  # noqa: S311  no secret
     reading = ViewFollower(path)
     assert not reading.advance(), "there is no file yet"

@@ -43,12 +43,12 @@ def test_a_job_of_another_node_is_recorded_there(written: Any, monkeypatch: pyte
 
 def recordings(answers: Sequence[ProfileAnswer | str]) -> list[RankProfile]:
     """Return recordings that are over: an answer, or why there is none."""
-    made = []
+    profiles = []
     for rank, answer in enumerate(answers):
         recording = RankProfile(Path("/nowhere"), rank, (1, 1), FIVE)
         recording.answer, recording.failure = (None, answer) if isinstance(answer, str) else (answer, "")
-        made.append(recording)
-    return made
+        profiles.append(recording)
+    return profiles
 
 
 def finish(tmp_path: Path, answers: Sequence[ProfileAnswer | str]) -> int:

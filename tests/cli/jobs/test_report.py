@@ -101,10 +101,10 @@ def test_several_runs_are_added_up(root: Path, make_job: type[RecordedJob], caps
         written.begin(run_id=f"run-{number}")
         fails_once(written)
         written.close()
-    one, every = document(written, capsys), document(written, capsys, all_runs=True)
+    latest, every = document(written, capsys), document(written, capsys, all_runs=True)
     assert [run["run"] for run in every["runs"]] == ["run-0", "run-1", "run-2"]
-    assert (one["kept_runs"], len(one["runs"]), one["runs"][0]["run"]) == (3, 1, "run-2")
-    assert every["wall_s"] == pytest.approx(3 * one["wall_s"])
+    assert (latest["kept_runs"], len(latest["runs"]), latest["runs"][0]["run"]) == (3, 1, "run-2")
+    assert every["wall_s"] == pytest.approx(3 * latest["wall_s"])
     # each run's own failure; of two of them the supervisor died too, and its successor began another run
     assert [incident["number"] for incident in every["incidents"]] == [1, 2, 3, 4, 5, 6]
     assert every["mtbf_s"] == pytest.approx(every["ran_s"] / 6)

@@ -187,7 +187,7 @@ def test_all_explains_every_incident_the_oldest_first_and_json_has_the_words_of_
     assert [int(number) for number in re.findall(r"-- incident (\d) of job train: resolved", text)] == [1, 2]
     assert why(written.settings, "train", None, show_all=True, as_json=True) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [(one["number"], one["outcome"]) for one in document["incidents"]] == [(1, "resolved"), (2, "resolved")]
+    assert [(incident["number"], incident["outcome"]) for incident in document["incidents"]] == [(1, "resolved"), (2, "resolved")]
     words = document["incidents"][0]["words"]
     assert " ".join(text.split()).count(words["done"]) == 1
     assert words["what"] == "A process was killed, and no evidence shows by whom"
@@ -540,9 +540,9 @@ def test_a_start_from_scratch_is_reported_loudly() -> None:
     ],
 )
 def test_evidence_on_a_card_shows_no_secrets(text: str, hidden: str) -> None:
-    found = shown(card("train", decision(text=text, summary=text), None, address="--job train"))
-    assert hidden not in found
-    assert "<hidden:" in found
+    output = shown(card("train", decision(text=text, summary=text), None, address="--job train"))
+    assert hidden not in output
+    assert "<hidden:" in output
 
 
 def test_evidence_on_a_card_cannot_move_the_cursor() -> None:

@@ -53,15 +53,15 @@ class ServedPage:
     @property
     def address(self) -> str:
         """The address that it printed."""
-        found = wait_for(lambda: re.search(r"http://(\S+)/", self.stderr), "an address", PATIENCE_S, alive=self.is_alive)
-        return found[0]
+        match = wait_for(lambda: re.search(r"http://(\S+)/", self.stderr), "an address", PATIENCE_S, alive=self.is_alive)
+        return match[0]
 
     @property
     def token(self) -> str:
         """The token in the address that it printed, "" if it was given one."""
         assert self.address, "it stands there too"
-        found = re.search(r"\?token=(\S+)", self.stderr)
-        return found[1] if found else ""
+        match = re.search(r"\?token=(\S+)", self.stderr)
+        return match[1] if match else ""
 
     @property
     def _sent(self) -> dict[str, str]:

@@ -45,10 +45,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory, serving: Callable[..., ServedPage]) -> Iterator[Browser]:
     """Give a browser that knows the token of all pages here: its cookie is good for each port."""
-    with Browser(tmp_path_factory.mktemp("profile")) as one:
-        one.open(f"{serving(tmp_path_factory.mktemp('none')).address}?token={TOKEN}")
-        assert "token" not in one.evaluate("location.href")
-        yield one
+    with Browser(tmp_path_factory.mktemp("profile")) as window:
+        window.open(f"{serving(tmp_path_factory.mktemp('none')).address}?token={TOKEN}")
+        assert "token" not in window.evaluate("location.href")
+        yield window
 
 
 @pytest.fixture(scope="module")
@@ -111,19 +111,19 @@ def picture(browser: Browser, name: str, tmp_path: Path) -> None:
 def check(browser: Browser, own: str) -> None:
     """Fail where the open page is laid out wrongly, complains, or asked anybody but `own`."""
     assert browser.evaluate(CHECKS) == []
-    asked = [one["request"]["url"] for one in browser.happened("Network.requestWillBeSent")]
+    asked = [event["request"]["url"] for event in browser.happened("Network.requestWillBeSent")]
     assert asked
     assert [url for url in asked if not url.startswith((own, "data:"))] == []
-    assert [one["entry"]["text"] for one in browser.happened("Log.entryAdded") if "401" not in one["entry"]["text"]] == []
+    assert [event["entry"]["text"] for event in browser.happened("Log.entryAdded") if "401" not in event["entry"]["text"]] == []
     assert browser.happened("Runtime.exceptionThrown") == []
 
 
 def check_by_axe(browser: Browser) -> None:
     """Fail where axe-core finds that somebody could not use the page."""
     browser.evaluate((node_package(AXE) / "axe.min.js").read_text(encoding="utf-8"))
-    found = browser.evaluate("axe.run().then(found => found.violations.map(one => [one.id, one.nodes.map(node => node.html).slice(0, 3)]))")
-    assert found == []
-    assert browser.evaluate("axe.run().then(found => found.passes.length)") > 10, "it looked at nothing"
+    violations = browser.evaluate("axe.run().then(run => run.violations.map(rule => [rule.id, rule.nodes.map(n => n.html).slice(0, 3)]))")
+    assert violations == []
+    assert browser.evaluate("axe.run().then(run => run.passes.length)") > 10, "it looked at nothing"
 
 
 def views(of: Browser, name: str, address: str, tmp_path: Path, *, opens: bool = False) -> None:
@@ -247,11 +247,11 @@ def test_a_page_that_gets_no_answer_says_that_it_is_old_and_asks_again(
     page = serving(tmp_path / "state")
     browser.open(page.address)
     browser.evaluate("{ const real = AbortSignal.timeout; AbortSignal.timeout = () => real.call(AbortSignal, 500) }")  # less patience
-    said = "document.querySelector('#connection').textContent"
+    query = "document.querySelector('#connection').textContent"
     page.process.send_signal(signal.SIGSTOP)  # as where a disk hangs: the connection stands, and nothing comes
-    browser.wait(lambda: "does not answer" in browser.evaluate(said), "the loss to be shown")
+    browser.wait(lambda: "does not answer" in browser.evaluate(query), "the loss to be shown")
     page.process.send_signal(signal.SIGCONT)
-    browser.wait(lambda: browser.evaluate(said) == "", "the page to be up to date")
+    browser.wait(lambda: browser.evaluate(query) == "", "the page to be up to date")
 
 
 def test_a_hidden_tab_asks_for_nothing(

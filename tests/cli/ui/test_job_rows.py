@@ -18,7 +18,7 @@ def row(job: str, node: str = "gpu-1", group: RowGroup = RowGroup.RUNS, *, ago_s
 
 
 def names(rows: list[JobRow]) -> list[str]:
-    return [f"{one.job} on {', '.join(one.nodes)}" for one in rows]
+    return [f"{row.job} on {', '.join(row.nodes)}" for row in rows]
 
 
 def test_what_needs_somebody_comes_first_and_what_runs_does_not_move_while_one_reads_it() -> None:
@@ -31,7 +31,7 @@ def test_what_needs_somebody_comes_first_and_what_runs_does_not_move_while_one_r
         row("failed", group=RowGroup.NEEDS, ago_s=9),
         row("done-before", group=RowGroup.ENDED, ago_s=70),
     ]
-    assert [one.job for one in in_order(rows)] == ["failed", "failed-long-ago", "a", "b", "new", "done", "done-before"]
+    assert [entry.job for entry in in_order(rows)] == ["failed", "failed-long-ago", "a", "b", "new", "done", "done-before"]
 
 
 def test_nodes_that_met_are_one_row_and_the_most_urgent_of_them_stands_for_all() -> None:

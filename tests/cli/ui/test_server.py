@@ -67,12 +67,12 @@ def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_ma
 ) -> None:
     running(written, sleeper().pid).close()
     page = serve(root)
-    found = [page.ask(), page.ask(path_of(written)), page.ask("/live.js"), page.ask("/nowhere"), page.ask("/jobs/train/other")]
-    assert [answer.status for answer in found] == [200, 200, 200, 404, 404]
-    assert f'href="jobs/train/{written.node}"' in found[0].text
-    assert "training" in found[0].text
-    assert "Where the time went" in found[1].text
-    for answer in found:
+    answers = [page.ask(), page.ask(path_of(written)), page.ask("/live.js"), page.ask("/nowhere"), page.ask("/jobs/train/other")]
+    assert [answer.status for answer in answers] == [200, 200, 200, 404, 404]
+    assert f'href="jobs/train/{written.node}"' in answers[0].text
+    assert "training" in answers[0].text
+    assert "Where the time went" in answers[1].text
+    for answer in answers:
         headers = answer.headers
         policy = headers["content-security-policy"]
         assert policy.startswith("default-src 'none';")
@@ -81,8 +81,8 @@ def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_ma
         assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
         assert (headers["cache-control"], headers["x-frame-options"]) == ("no-store", "DENY")
         assert "server" not in headers
-    (style,) = re.findall(r"<style>(.*?)</style>", found[0].text, flags=re.DOTALL)
-    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in found[0].headers["content-security-policy"]
+    (style,) = re.findall(r"<style>(.*?)</style>", answers[0].text, flags=re.DOTALL)
+    assert base64.b64encode(hashlib.sha256(style.encode()).digest()).decode() in answers[0].headers["content-security-policy"]
     assert page.stop() == 0
 
 
@@ -109,14 +109,14 @@ class Loaded(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[tuple[str, str]] = []
+        self.addresses: list[tuple[str, str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Take one element."""
-        self.found += [
+        self.addresses += [
             (tag, value or "") for name, value in attrs if name in {"src", "href", "action", "srcset", "data", "poster", "formaction"}
         ]
-        self.found += [(tag, name) for name, _ in attrs if name.startswith("on") or name == "style"]
+        self.addresses += [(tag, name) for name, _ in attrs if name.startswith("on") or name == "style"]
 
 
 def test_what_jobs_printed_is_text_without_secrets_and_nothing_is_loaded_from_elsewhere(serve: Serve, root: Path, sleeper: Sleeper) -> None:
@@ -132,8 +132,8 @@ def test_what_jobs_printed_is_text_without_secrets_and_nothing_is_loaded_from_el
         loaded = Loaded()
         loaded.feed(text)
         own = r"(\.\./\.\./)?(\./(\?state=\w+)?|live\.js)|data:,|jobs/[\w.-]+/[\w.-]+|[\w.-]+(\?runs=all)?"
-        assert [one for one in loaded.found if not re.fullmatch(own, one[1])] == []
-        assert {tag for tag, _ in loaded.found} <= {"a", "link", "script", "form"}
+        assert [address for address in loaded.addresses if not re.fullmatch(own, address[1])] == []
+        assert {tag for tag, _ in loaded.addresses} <= {"a", "link", "script", "form"}
     hostile = pages["hostile"].text
     assert "&lt;script&gt;document.title=" in hostile
     assert HOSTILE[:20] not in hostile
@@ -193,8 +193,8 @@ def test_nobody_reads_without_the_token_that_is_printed_also_on_loopback(serve: 
         assert stranger.ask(f"{at}?token={page.token}", accept="text/html").headers["location"].startswith("./"), at
     assert page.stderr.count(page.token) == 1, "no request is logged"
     for file in ("cmdline", "comm", "environ"):  # the first two are read by every user of the machine
-        with open(f"/proc/{page.process.pid}/{file}", "rb") as told:  # noqa: PTH123
-            assert page.token.encode() not in told.read()
+        with open(f"/proc/{page.process.pid}/{file}", "rb") as stream:  # noqa: PTH123
+            assert page.token.encode() not in stream.read()
     assert serve(root).token != page.token
 
 
@@ -328,11 +328,11 @@ def test_the_death_of_a_supervisor_is_shown_and_changes_nothing_on_the_disk(
 
 def fingerprint(root: Path) -> dict[str, tuple[int, ...]]:
     """Return size, times and inode of everything below a directory."""
-    found = {}
+    states = {}
     for path in [root, *root.rglob("*")]:
         state = path.stat()
-        found[str(path)] = (state.st_ino, state.st_mtime_ns, state.st_ctime_ns, state.st_size if stat.S_ISREG(state.st_mode) else 0)
-    return found
+        states[str(path)] = (state.st_ino, state.st_mtime_ns, state.st_ctime_ns, state.st_size if stat.S_ISREG(state.st_mode) else 0)
+    return states
 
 
 @pytest.mark.slow

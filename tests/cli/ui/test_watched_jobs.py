@@ -37,15 +37,15 @@ def jobs(root: Path) -> tuple[WatchedJobs, list[str]]:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Give the names of the jobs whose row was made, in their order."""
-    found: list[str] = []
+    names: list[str] = []
     real: Callable[..., Any] = watched_jobs.WatchedJob.row
 
     def row(job: watched_jobs.WatchedJob) -> Any:
-        found.append(job.place.job)
+        names.append(job.place.job)
         return real(job)
 
     monkeypatch.setattr(watched_jobs.WatchedJob, "row", row)
-    return found
+    return names
 
 
 def ended(make_job: type[RecordedJob], root: Path, name: str, code: int = 0) -> None:

@@ -20,9 +20,9 @@ ORDINARY = "Apr 22 10:00:00 gpu-17 kernel: [449409.332316] docker0: port 1(veth1
 pytestmark = pytest.mark.process
 
 
-def _doctor(*words: str, said: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def _doctor(*words: str, log: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "supervisor", "doctor", *words]
-    return subprocess.run(command, input=said, capture_output=True, timeout=120, check=False)  # noqa: S603  ours
+    return subprocess.run(command, input=log, capture_output=True, timeout=120, check=False)  # noqa: S603  ours
 
 
 def test_each_finding_is_one_json_object(tmp_path: Path) -> None:
@@ -44,26 +44,26 @@ def test_each_finding_is_one_json_object(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_standard_input_is_read(packed: bool) -> None:  # noqa: FBT001  a parameter
-    said = f"{XID}\n".encode()
-    done = _doctor("--kernel-log", "-", said=gzip.compress(said) if packed else said)
+    log = f"{XID}\n".encode()
+    done = _doctor("--kernel-log", "-", log=gzip.compress(log) if packed else log)
     assert done.returncode == 69
     assert b"critical  xid 79  0000:3d:00" in done.stdout
     assert b"repair: reboot" in done.stdout
 
 
 def test_an_ordinary_log_is_0_and_says_nothing_to_programs() -> None:
-    assert (_doctor("--kernel-log", "-", "--json", said=ORDINARY.encode()).stdout, _doctor("--kernel-log", "-").returncode) == (b"", 0)
-    assert b"nothing in this log" in _doctor("--kernel-log", "-", said=ORDINARY.encode()).stdout
+    assert (_doctor("--kernel-log", "-", "--json", log=ORDINARY.encode()).stdout, _doctor("--kernel-log", "-").returncode) == (b"", 0)
+    assert b"nothing in this log" in _doctor("--kernel-log", "-", log=ORDINARY.encode()).stdout
 
 
 def test_a_log_without_a_message_is_not_reported_as_well() -> None:
-    done = _doctor("--kernel-log", "-", said=b"\n")
+    done = _doctor("--kernel-log", "-", log=b"\n")
     assert (done.returncode, b"proves nothing about the node" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
 def test_a_text_in_which_no_line_can_be_the_kernels_is_no_log_of_a_healthy_node(more: tuple[str, ...]) -> None:
-    done = _doctor("--kernel-log", "-", *more, said=b"Apr 22 10:00:01 gpu-17 app[7]: hello\n")
+    done = _doctor("--kernel-log", "-", *more, log=b"Apr 22 10:00:01 gpu-17 app[7]: hello\n")
     assert (done.returncode, b"proves nothing about the node" in done.stderr) == (64, True)
 
 
@@ -83,7 +83,7 @@ def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "cause", "hint"),
+    ("log", "cause", "hint"),
     [
         (gzip.compress(f"{XID}\n".encode() * 9)[:-12], b"its gzip is damaged", b"gzip -dc"),
         (lzma.compress(XID.encode()), b"packed by xz", b"xz -dc"),
@@ -92,8 +92,8 @@ def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
     ],
     ids=["cut", "xz", "journal", "binary"],
 )
-def test_what_is_no_text_is_reported_with_what_makes_one(said: bytes, cause: bytes, hint: bytes) -> None:
-    done = _doctor("--kernel-log", "-", said=said)
+def test_what_is_no_text_is_reported_with_what_makes_one(log: bytes, cause: bytes, hint: bytes) -> None:
+    done = _doctor("--kernel-log", "-", log=log)
     assert done.returncode == 64
     assert cause in done.stderr
     assert hint in done.stderr
@@ -101,7 +101,7 @@ def test_what_is_no_text_is_reported_with_what_makes_one(said: bytes, cause: byt
 
 @pytest.mark.parametrize("encoding", ["utf-16", "latin-1", "utf-8-sig"])
 def test_a_log_in_another_encoding_is_read(encoding: str) -> None:
-    assert _doctor("--kernel-log", "-", said=f"{ORDINARY} é\r\n{XID}\r\n".encode(encoding)).returncode == 69
+    assert _doctor("--kernel-log", "-", log=f"{ORDINARY} é\r\n{XID}\r\n".encode(encoding)).returncode == 69
 
 
 def test_a_file_that_is_not_there_is_reported_with_what_helps(tmp_path: Path) -> None:

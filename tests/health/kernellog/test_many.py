@@ -30,9 +30,9 @@ def test_thousands_of_xids_are_judged_in_a_moment() -> None:
     for number in range(8000):
         judge.take(Entry(_xid(number).partition("] ")[2], "", number, 200.0 * number))
     with costs_at_most(SLOWEST_S):
-        found = judge.findings()
-    assert len(found) == 8000
-    assert judge.findings() is found, "nothing came since"
+        findings = judge.findings()
+    assert len(findings) == 8000
+    assert judge.findings() is findings, "nothing came since"
     judge.take(Entry(_xid(0).partition("] ")[2], "", 8000, 200.0 * 8000))
     assert len(judge.findings()) == 8001
 
@@ -71,11 +71,11 @@ def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed:
 
     known = memory.index()
     for at, event in enumerate(events):
-        alike = [one for one in events if one.code == event.code and near(one, event, DAY_S)]
-        same = [one for one in alike if one.gpu == event.gpu]
-        place = [one for one in same if not event.place or not one.place or one.place & event.place]
-        assert known.past(event) == Recurrence(len(same), len({one.gpu for one in alike}), len(place))
+        alike = [xid for xid in events if xid.code == event.code and near(xid, event, DAY_S)]
+        same = [xid for xid in alike if xid.gpu == event.gpu]
+        place = [xid for xid in same if not event.place or not xid.place or xid.place & event.place]
+        assert known.past(event) == Recurrence(len(same), len({xid.gpu for xid in alike}), len(place))
         for codes in (None, frozenset({48})):
-            before = [one for one in events[:at] if one.code != event.code and near(one, event, 20 * ECHO_S)]
-            wanted = [one for one in before if (one.code in codes if codes is not None else one.code not in ECHOES)]
+            before = [xid for xid in events[:at] if xid.code != event.code and near(xid, event, 20 * ECHO_S)]
+            wanted = [xid for xid in before if (xid.code in codes if codes is not None else xid.code not in ECHOES)]
             assert known.before(event, codes, 20 * ECHO_S) == (wanted[0] if wanted else None)

@@ -15,7 +15,7 @@ ORDINARY = sorted((Path(__file__).parent / "ordinary").glob("*.log"))
 @pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
 def test_an_ordinary_log_gives_no_finding(path: Path) -> None:
     text = path.read_text("utf-8")
-    assert [(one.kind, one.code, one.line) for one in judge(text)] == []
+    assert [(finding.kind, finding.code, finding.line) for finding in judge(text)] == []
 
 
 @pytest.mark.parametrize("path", ORDINARY, ids=lambda path: path.stem)
@@ -24,6 +24,6 @@ def test_an_ordinary_log_is_read_and_not_passed_over(path: Path) -> None:
     text = path.read_text("utf-8")
     read = list(parse.entries(text))
     assert len(read) > text.count("\n") / 4
-    prefix = next(one.line[: one.line.index(one.text)] for one in read if one.text in one.line and one.sure)
+    prefix = next(entry.line[: entry.line.index(entry.text)] for entry in read if entry.text in entry.line and entry.sure)
     trouble = f"{prefix}NVRM: Xid (PCI:0000:3d:00): 79, pid=0, GPU has fallen off the bus."
-    assert [(one.kind, one.code, one.pci) for one in judge(f"{text}{trouble}\n")] == [("xid", 79, "0000:3d:00")]
+    assert [(entry.kind, entry.code, entry.pci) for entry in judge(f"{text}{trouble}\n")] == [("xid", 79, "0000:3d:00")]

@@ -80,8 +80,8 @@ def test_other_facilities_and_what_our_own_reading_made_are_passed_over(monkeypa
     others = own.replace(f"(pid {os.getpid()})", "(pid 1)")
     opened = _Records(_record(XID, prefix=11), _record(XID, prefix=30), _record(own), _record(others))
     monkeypatch.setattr(kernel_log, "Device", lambda *_, **__: opened)
-    found = Readings(kernel_log.read(Ask())).rows("kernel.findings", KERNEL)
-    assert [row["kind"] for row in found] == ["mlx5"]
+    rows = Readings(kernel_log.read(Ask())).rows("kernel.findings", KERNEL)
+    assert [row["kind"] for row in rows] == ["mlx5"]
 
 
 def test_without_device_and_journal_syslogs_file_is_read(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tm
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "results"),
     [
         (_row(), [(Result.FAILED, Repair.REBOOT)]),
         (_row(age_s=3 * 86400.0), [(Result.DEGRADED, Repair.NONE)]),
@@ -189,16 +189,16 @@ def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tm
         (_row(severity="info"), [(Result.OK, Repair.NONE)]),
     ],
 )
-def test_only_what_is_recent_and_critical_is_a_failure(row: dict[str, Json], told: list[tuple[Result, Repair]]) -> None:
-    assert _results([row]) == told
+def test_only_what_is_recent_and_critical_is_a_failure(row: dict[str, Json], results: list[tuple[Result, Repair]]) -> None:
+    assert _results([row]) == results
 
 
 def test_what_was_there_at_the_baseline_is_not_reported_again() -> None:
     assert _results([_row()], before=[_row(age_s=5.0)]) == [(Result.OK, Repair.NONE)]
     assert _results([_row(line=XID + " again")], before=[_row()]) == [(Result.FAILED, Repair.REBOOT)]
-    was = _row(last_time=100.0, line_number=4999, count=3)
-    assert _results([_row(last_time=100.0, line="a later one", line_number=1, count=1)], before=[was]) == [(Result.OK, Repair.NONE)]
-    assert _results([_row(last_time=101.0)], before=[was]) == [(Result.FAILED, Repair.REBOOT)]
+    baseline = _row(last_time=100.0, line_number=4999, count=3)
+    assert _results([_row(last_time=100.0, line="a later one", line_number=1, count=1)], before=[baseline]) == [(Result.OK, Repair.NONE)]
+    assert _results([_row(last_time=101.0)], before=[baseline]) == [(Result.FAILED, Repair.REBOOT)]
 
 
 def test_many_findings_are_reported_as_some_and_a_number() -> None:
@@ -239,5 +239,5 @@ def test_the_journal_is_asked_since_a_time_that_it_understands(tmp_path: Path, m
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     for _ in range(20):  # the two looks at the clock differ by microseconds, one way or the other
-        told = sources.journal(0.0, kernel_log._Wall(), {})  # noqa: SLF001  the clock that the probe gives
-        assert not isinstance(told, str), told
+        answer = sources.journal(0.0, kernel_log._Wall(), {})  # noqa: SLF001  the clock that the probe gives
+        assert not isinstance(answer, str), answer

@@ -75,7 +75,7 @@ def test_another_torch_and_another_variable_are_reported_with_who_has_them() -> 
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("other", "subject"),
     [
         (_node("n1", {"NCCL_IB_HCA": "mlx5_0"}), "NCCL_IB_HCA"),
         (_node("n1", python="3.11.9"), "version of python"),
@@ -84,10 +84,10 @@ def test_another_torch_and_another_variable_are_reported_with_who_has_them() -> 
     ],
     ids=["variable", "python", "driver", "code"],
 )
-def test_a_difference_that_may_be_meant_warns_and_the_nodes_stay_fit(other: Node, what: str) -> None:
+def test_a_difference_that_may_be_meant_warns_and_the_nodes_stay_fit(other: Node, subject: str) -> None:
     (result,) = _results(_node("n0"), other)
     assert result.result is Result.DEGRADED
-    assert result.reason.startswith(f"{what} is not the same on all nodes: n")
+    assert result.reason.startswith(f"{subject} is not the same on all nodes: n")
     assert report.exit_code([result]) == 0
 
 

@@ -46,7 +46,7 @@ def test_who_dies_is_named() -> None:
     accused = _accused(document)
     assert set(accused) == {"rank:1"}, document["results"]
     assert "killed by SIGKILL" in accused["rank:1"]
-    assert "env_nodes" not in {one["check"] for one in document["results"]}, "one node has nobody to differ from"
+    assert "env_nodes" not in {row["check"] for row in document["results"]}, "one node has nobody to differ from"
     assert code == report.UNFIT
 
 
@@ -160,8 +160,8 @@ def test_a_cable_that_really_is_slow(hosts: list[str]) -> None:
             started = subprocess.Popen(["ip", "netns", "exec", name, *command], stdout=subprocess.PIPE, text=True, env=environ)  # noqa: S603, S607
             stack.callback(started.kill)
             ranks.append(started)
-        for one in ranks:
-            document += one.communicate(timeout=390)[0]
+        for process in ranks:
+            document += process.communicate(timeout=390)[0]
     accused = _accused(json.loads(document))
     assert set(accused) == {"link:1-3"}
     assert [rank.returncode for rank in ranks] == [report.UNFIT] * HOSTS

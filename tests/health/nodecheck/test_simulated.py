@@ -49,10 +49,10 @@ def test_the_bad_are_found_and_nobody_else_is_accused(nodes: int, faults: tuple[
 @pytest.mark.parametrize("fault", few(["fail:5:0.2", "slow-link:1-6:0.005", "slow-compute:3:1.5"]))
 def test_a_single_pass_misses_what_this_finds(fault: str) -> None:
     world = nodecheck_simulation.World(8, (Fault.parse(fault),))
-    found = [bool(_wanted(world.faults) & _accused(world, seed)) for seed in range(30)]
-    found_once = [world.faults[0].rank in nodecheck_simulation.single_pass(world, seed) for seed in range(30)]
-    assert sum(found) >= 28
-    assert sum(found_once) <= 5
+    hits = [bool(_wanted(world.faults) & _accused(world, seed)) for seed in range(30)]
+    hits_once = [world.faults[0].rank in nodecheck_simulation.single_pass(world, seed) for seed in range(30)]
+    assert sum(hits) >= 28
+    assert sum(hits_once) <= 5
 
 
 def test_with_half_of_four_nodes_bad_nobody_good_is_accused() -> None:

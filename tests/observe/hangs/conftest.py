@@ -48,8 +48,8 @@ class Ranks:
     @property
     def infos(self) -> tuple[RankInfo, ...]:
         """The ranks, as the supervisor knows them."""
-        found = ((number, process.pid, start_ticks_of(process.pid)) for number, process in enumerate(self.processes))
-        return tuple(RankInfo(number, number, pid, ticks or 0) for number, pid, ticks in found)
+        rows = ((number, process.pid, start_ticks_of(process.pid)) for number, process in enumerate(self.processes))
+        return tuple(RankInfo(number, number, pid, ticks or 0) for number, pid, ticks in rows)
 
     def beats(self) -> dict[int, heartbeats.RankHeartbeat]:
         """Return the heartbeats by rank."""

@@ -191,11 +191,11 @@ class Job:
 
     def __init__(self, *nodes: VirtualNode) -> None:
         self.nodes, self.t, self.number = list(nodes), BEGAN_T, 0
-        self.told: list[Hang | str] = []
+        self.news: list[Hang | str] = []
         self.looked_t: list[float] = []
         self.silent: set[str] = set()
         self.asked = 0
-        self.watch = AllNodesWatch(self.ask, self.told.append)
+        self.watch = AllNodesWatch(self.ask, self.news.append)
         self.watch.watch(1)
 
     def ask(self) -> None:
@@ -232,22 +232,22 @@ def job() -> Job:
 
 def test_two_looks_confirm_a_hang_within_the_limit_of_one_node(job: Job) -> None:
     job.passes(36)
-    (hang,) = job.told
+    (hang,) = job.news
     assert isinstance(hang, Hang)
     assert hang.text == "rank 0 waits in all_reduce (seq 1841, train.py:61); rank 1 on node b:1 is in evaluate (train.py:112)"
     assert (hang.limit_s, hang.node, 90 < hang.still_s < 100) == (60.0, "b:1", True)
     job.passes(3600)
-    assert [type(news) for news in job.told] == [Hang, Hang], "again when the group's own timeout has passed"
+    assert [type(news) for news in job.news] == [Hang, Hang], "again when the group's own timeout has passed"
     assert len(job.looked_t) < 20, "ever less often"
 
 
 def test_the_longest_limit_of_any_node_holds(job: Job) -> None:
     job.nodes[1].limit = Limit(900.0, Phase.EVAL, calibrated=True)
     job.passes(800)
-    assert job.told == []
+    assert job.news == []
     assert len(job.looked_t) == 1, "the next look is due when the evaluation's limit is over"
     job.passes(120)
-    (hang,) = job.told
+    (hang,) = job.news
     assert isinstance(hang, Hang)
     assert hang.limit_s == 900.0
 
@@ -256,29 +256,29 @@ def test_a_step_between_the_looks_shows_that_there_is_no_hang(job: Job) -> None:
     job.passes(5)
     job.nodes[1].life_t, job.nodes[1].life = job.t, "rank 1 made a step"
     job.passes(40)
-    assert job.told == ["rank 1 made a step (node b:1)"]
+    assert job.news == ["rank 1 made a step (node b:1)"]
     job.passes(60)
-    assert len(job.told) == 2, "node a stands still for longer than its limit: the looks continue once that of all is over"
+    assert len(job.news) == 2, "node a stands still for longer than its limit: the looks continue once that of all is over"
 
 
 def test_a_rank_in_another_line_shows_it_too_and_the_patience_grows(job: Job) -> None:
     for line in range(300):
         job.nodes[1].ranks = (elsewhere(1, 2, line=200 + line),)
         job.passes(10)
-    assert {type(news) for news in job.told} == {str}
+    assert {type(news) for news in job.news} == {str}
     assert len(job.looked_t) < 35, "a long evaluation on one node is looked at ever less often"
-    assert str(job.told[0]).startswith("rank 1 was in evaluate (train.py:2")
+    assert str(job.news[0]).startswith("rank 1 was in evaluate (train.py:2")
 
 
 def test_a_rank_that_computes_in_one_place_gets_ten_times_the_limit(job: Job) -> None:
     while job.t < BEGAN_T + 500:
         job.nodes[1].used[1] = {"cpu_s": job.t - BEGAN_T}
         job.passes(1)
-    assert job.told == []
-    while not job.told:
+    assert job.news == []
+    while not job.news:
         job.nodes[1].used[1] = {"cpu_s": job.t - BEGAN_T}
         job.passes(1)
-    (hang,) = job.told
+    (hang,) = job.news
     assert isinstance(hang, Hang)
     assert (hang.busy, 600 < hang.still_s < 620) == (True, True)
 
@@ -286,9 +286,9 @@ def test_a_rank_that_computes_in_one_place_gets_ten_times_the_limit(job: Job) ->
 def test_where_a_node_does_not_answer_the_others_may_wait_for_it(job: Job) -> None:
     job.silent = {"b:1"}
     job.passes(500)
-    assert job.told == []
+    assert job.news == []
     job.passes(120)
-    (hang,) = job.told
+    (hang,) = job.news
     assert isinstance(hang, Hang)
     assert hang.text == "rank 0 waits in all_reduce (seq 1841, train.py:61); node b:1 did not answer (no look within 20 s)"
 
@@ -298,9 +298,9 @@ def test_a_node_that_answers_late_is_compared_with_its_own_look_before(job: Job)
     job.passes(5)
     job.silent = set()
     job.passes(32)
-    assert job.told == [], "of node b there is one look"
+    assert job.news == [], "of node b there is one look"
     job.passes(40)
-    assert [type(news) for news in job.told] == [Hang]
+    assert [type(news) for news in job.news] == [Hang]
 
 
 def test_looks_that_come_too_close_after_one_another_decide_nothing(job: Job) -> None:
@@ -308,35 +308,35 @@ def test_looks_that_come_too_close_after_one_another_decide_nothing(job: Job) ->
     for _ in range(5):
         job.passes(3)
         job.look()
-    assert job.told == []
+    assert job.news == []
     job.passes(35)
-    assert [type(news) for news in job.told] == [Hang]
+    assert [type(news) for news in job.news] == [Hang]
 
 
 def test_a_pause_of_one_supervisor_begins_the_stillness_anew_unless_the_hang_is_confirmed(job: Job) -> None:
     job.passes(5)
     job.nodes[0].life_t, job.nodes[0].life = job.t, ""
     job.passes(40)
-    assert job.told == ["its supervise was stopped for a while (node a:0)"]
+    assert job.news == ["its supervise was stopped for a while (node a:0)"]
     job.passes(100)
-    assert [type(news) for news in job.told] == [str, Hang]
+    assert [type(news) for news in job.news] == [str, Hang]
     job.nodes[0].life_t, job.nodes[0].life = job.t, ""
     job.passes(400)
-    assert [type(news) for news in job.told] == [str, Hang]
+    assert [type(news) for news in job.news] == [str, Hang]
 
 
 def test_ranks_that_are_being_stopped_are_none_that_hang(job: Job) -> None:
     job.passes(5)
     stopping = node_look.text_without(2, "", "its stage is stopping")
     job.watch.take(1040.0, 1038.0, all_nodes.all_looks(2, [("a:0", job.nodes[0].text(2, 1038.0)), ("b:1", stopping)], ()))
-    assert job.told == ["its stage is stopping (node b:1)"]
+    assert job.news == ["its stage is stopping (node b:1)"]
 
 
 def test_a_confirmed_hang_that_moves_after_all_is_over(job: Job) -> None:
     job.passes(40)
     job.nodes[1].ranks = (elsewhere(1, 2, line=300),)
     job.passes(100)
-    assert [type(news) for news in job.told] == [Hang, str]
+    assert [type(news) for news in job.news] == [Hang, str]
 
 
 @pytest.mark.parametrize("is_seen", [True, False], ids=["of all", "of all but one node"])
@@ -346,7 +346,7 @@ def test_a_training_is_over_where_the_ranks_of_all_nodes_stand_behind_its_end(*,
     job.silent = set() if is_seen else {"b:1"}
     job.ask()
     job.passes(700 + OVER_S)
-    hangs = [news for news in job.told if isinstance(news, Hang)]
+    hangs = [news for news in job.news if isinstance(news, Hang)]
     where = "ranks 0, 1 on nodes a:0, b:1 stand at their exit in finish (train.py:180)"
     assert hangs[-1].at_exit == (where if is_seen else "rank 0 on node a:0 stands at its exit in finish (train.py:180)")
     assert [hang.over for hang in hangs] == ([False, True] if is_seen else [False])

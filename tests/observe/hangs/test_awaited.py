@@ -46,8 +46,8 @@ def python(code: str, **options: int) -> subprocess.Popen[bytes]:
 
 def seen(process: subprocess.Popen[bytes]) -> Awaited:
     """Await that a process waits for something, and return that."""
-    found = wait_for(lambda: awaited.of_call(process.pid, procfs.waits(process.pid), Surroundings()), "its wait", 20)
-    return found[0]
+    waits = wait_for(lambda: awaited.of_call(process.pid, procfs.waits(process.pid), Surroundings()), "its wait", 20)
+    return waits[0]
 
 
 CALLS = {
@@ -88,10 +88,10 @@ def test_a_child_and_what_that_waits_for(waiting: list[subprocess.Popen[bytes]])
         port = server.getsockname()[1]
         code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"
         waiting.append(python(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"))
-        found = wait_for(lambda: wait if "which waits for" in (wait := seen(waiting[0])).text else None, "the child's own wait", 20)
-        assert found.kind is AwaitedKind.PROCESS
-        assert found.text.endswith(f"which waits for 127.0.0.1:{port}")
-        os.kill(int(found.name), signal.SIGKILL)
+        child_wait = wait_for(lambda: wait if "which waits for" in (wait := seen(waiting[0])).text else None, "the child's own wait", 20)
+        assert child_wait.kind is AwaitedKind.PROCESS
+        assert child_wait.text.endswith(f"which waits for 127.0.0.1:{port}")
+        os.kill(int(child_wait.name), signal.SIGKILL)
 
 
 def test_the_process_that_holds_a_lock(waiting: list[subprocess.Popen[bytes]], tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_the_file_that_a_rank_polls_is_had_from_its_loop(ranks: Ranks, tmp_path:
     (tmp_path / "baton.py").write_text(POLLS)
     (tmp_path / "lock").touch()
     ranks.start(str(tmp_path / "baton.py"), str(tmp_path / "lock"))
-    (found,) = wait_for(lambda: ranks.look().ranks[0].process.awaits, "the wait in a look", alive=lambda: ranks.processes[0].poll() is None)
-    assert found.name == str(tmp_path / "lock")
+    (wait,) = wait_for(lambda: ranks.look().ranks[0].process.awaits, "the wait in a look", alive=lambda: ranks.processes[0].poll() is None)
+    assert wait.name == str(tmp_path / "lock")
     (tmp_path / "lock").unlink()
     assert ranks.processes[0].wait(PATIENCE_S) == 0, "the loop continued as if nobody had looked"

@@ -384,13 +384,13 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("first", "second", "what"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
-def test_what_moved_between_two_looks(first: RankLook, second: RankLook, what: str) -> None:
+@pytest.mark.parametrize(("first", "second", "motion"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
+def test_what_moved_between_two_looks(first: RankLook, second: RankLook, motion: str) -> None:
     progress = compare(Look(0.0, (first,)), Look(30.0, (second,)))
-    found = ((first.rank, what),) if what else ()
-    is_busy = what in {"uses CPU time", "waits for a processor", "has processes that use CPU time"}
-    assert (progress.moved, progress.busy) == (((), found) if is_busy else (found, ()))
-    assert progress.text == (f"rank {first.rank} {what}" if progress.moved else "")
+    motions = ((first.rank, motion),) if motion else ()
+    is_busy = motion in {"uses CPU time", "waits for a processor", "has processes that use CPU time"}
+    assert (progress.moved, progress.busy) == (((), motions) if is_busy else (motions, ()))
+    assert progress.text == (f"rank {first.rank} {motion}" if progress.moved else "")
 
 
 SERVER = Awaited(AwaitedKind.SOCKET, "10.0.0.1:80", "10.0.0.1:80", lives=True, moved_bytes=5)
@@ -570,9 +570,9 @@ def test_bytes_of_a_rank_that_polls_show_that_it_does_not_wait_for_one_that_is_g
 SLOW = {"a file": (("/nfs/x.bin", 0), ("/nfs/x.bin", 300_000), " of /nfs/x.bin"), "nothing that is known": (("/log", 5), ("/log", 5), "")}
 
 
-@pytest.mark.parametrize("what", SLOW)
-def test_a_few_bytes_of_the_training_thread_are_slow(what: str) -> None:
-    then, now, of = SLOW[what]
+@pytest.mark.parametrize("change", SLOW)
+def test_a_few_bytes_of_the_training_thread_are_slow(change: str) -> None:
+    then, now, of = SLOW[change]
     rank = outside(1, user(70, "restore"))
     first = replace(rank, process=replace(rank.process, after=replace(counted(0.1), main_bytes=0), files=(then,)))
     second = replace(rank, process=replace(rank.process, before=replace(counted(30.1), main_bytes=307_200), files=(now,)))

@@ -55,6 +55,6 @@ def test_py_spy_names_the_threads() -> None:
 def test_our_own_code_is_not_the_users_wherever_it_is_installed() -> None:
     """With pip's --target it is in no site-packages: then our thread at a rank's exit was named, and every rank stood in our barrier."""
     users = StackFrame("/home/me/checkpointing/train.py", 61, "train")
-    ours = [StackFrame(str(Path(module.__file__ or "")), 7, "wait") for module in (worker, step_agreement, whereabouts, ranks)]
-    assert ThreadStack("0x1", (*ours, users)).user_frame == users
-    assert ThreadStack("0x2", tuple(ours)).user_frame is None
+    our_frames = [StackFrame(str(Path(module.__file__ or "")), 7, "wait") for module in (worker, step_agreement, whereabouts, ranks)]
+    assert ThreadStack("0x1", (*our_frames, users)).user_frame == users
+    assert ThreadStack("0x2", tuple(our_frames)).user_frame is None

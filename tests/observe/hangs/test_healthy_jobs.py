@@ -46,10 +46,10 @@ def examine(seed: int) -> Examined:
 
 def check(seeds: range) -> list[Examined]:
     """Examine each."""
-    found = [examine(seed) for seed in seeds]
-    assert [one for one in found if one.false_alarms] == [], "healthy jobs were confirmed to hang"
-    assert [one for one in found if (one.confirmed_s is None) == one.is_known] == [], "hangs were not confirmed in time"
-    return found
+    results = [examine(seed) for seed in seeds]
+    assert [result for result in results if result.false_alarms] == [], "healthy jobs were confirmed to hang"
+    assert [result for result in results if (result.confirmed_s is None) == result.is_known] == [], "hangs were not confirmed in time"
+    return results
 
 
 def limits(rows: list[Examined], how: str) -> float:

@@ -198,13 +198,13 @@ def _judged(ranks: Ranks, tmp_path: Path, pathology: str, at: int) -> tuple[Rank
             str(Path(hanging_jobs.SCRIPT)), *words, f"--at={at}", f"--place={tmp_path / 'place'}", "--step-ms=1", count=2, cwd=tmp_path
         )
         have_it_hang()
-        made = [-1, 0.0]
+        newest_step = [-1, 0.0]
 
         def stands_still() -> bool:
             steps = sum(beat.steps for beat in ranks.beats().values())
-            if steps != made[0]:
-                made[:] = [steps, time.monotonic()]
-            return steps >= 2 * (at - 2) and time.monotonic() - made[1] > 2
+            if steps != newest_step[0]:
+                newest_step[:] = [steps, time.monotonic()]
+            return steps >= 2 * (at - 2) and time.monotonic() - newest_step[1] > 2
 
         def rests() -> tuple[RankProgress, Hang, Look] | None:
             progress, hang, look = two_looks(ranks, 2.0)
@@ -228,14 +228,14 @@ exchange(torch.zeros(1))
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "text"),
+    ("wait", "text"),
     [
         ("recv", "ranks 0, 1 wait in recv (<string>:6)"),
         pytest.param("both", "rank 0 waits in recv (<string>:8), rank 1 in monitored_barrier (<string>:7)", marks=pytest.mark.slow),
     ],
 )
-def test_gloo_ranks_that_wait_for_each_other_outside_of_torch_s_recorder(ranks: Ranks, tmp_path: Path, what: str, text: str) -> None:
-    ranks.start("-c", RECEIVES, what, str(tmp_path), count=2)
+def test_gloo_ranks_that_wait_for_each_other_outside_of_torch_s_recorder(ranks: Ranks, tmp_path: Path, wait: str, text: str) -> None:
+    ranks.start("-c", RECEIVES, wait, str(tmp_path), count=2)
     # not looked at before: a signal interrupts a rank that connects to the store, and it waits longer and longer before it tries again
     wait_for(lambda: len(list(tmp_path.glob("there-*"))) == 2, "both ranks to have met", 60)
 

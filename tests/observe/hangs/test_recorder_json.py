@@ -17,8 +17,8 @@ def entry(name: str, sequence: int, **more: object) -> dict[str, object]:
     return {**known, "is_p2p": False, "state": "scheduled", "retired": False, "input_sizes": [[2, 3]], "timeout_ms": 77000, **more}
 
 
-def answer(*recorders: object, ours: object = OURS) -> bytes:
-    return b"\n".join(json.dumps(one).encode() for one in (ours, *recorders))
+def answer(*recorders: object, own: object = OURS) -> bytes:
+    return b"\n".join(json.dumps(recorder).encode() for recorder in (own, *recorders))
 
 
 def test_both_recorders_of_one_group_are_two() -> None:
@@ -26,14 +26,14 @@ def test_both_recorders_of_one_group_are_two() -> None:
         "entries": [entry("nccl:all_reduce", 1, state="completed"), entry("nccl:_all_gather_base", 2, state="started")],
     }
     gloo = {"entries": [entry("gloo:barrier", 1, retired=True, input_sizes=[])]}
-    found = read(answer(nccl, gloo))
-    assert found.unreadable == ""
-    assert [(group.name, group.backend, group.ranks, group.timeout_s) for group in found.groups] == [
+    recording = read(answer(nccl, gloo))
+    assert recording.unreadable == ""
+    assert [(group.name, group.backend, group.ranks, group.timeout_s) for group in recording.groups] == [
         ("0", "nccl", (0, 1), 600.0),
         ("0", "gloo", (0, 1), 600.0),
     ]
-    assert found.groups[0].pending == Collective("_all_gather_base", 2, done=False, sizes=((2, 3),), timeout_s=77.0)
-    assert found.groups[1].pending is None
+    assert recording.groups[0].pending == Collective("_all_gather_base", 2, done=False, sizes=((2, 3),), timeout_s=77.0)
+    assert recording.groups[1].pending is None
 
 
 def test_a_group_without_a_collective_is_named() -> None:
@@ -46,7 +46,7 @@ def test_a_recorder_that_is_off_and_none_at_all() -> None:
     assert read(answer()).unreadable == "its torch has no recorder that writes JSON"
 
 
-@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"no json", answer([1]), answer({"entries": [{}]}), answer(ours={"groups": [1]})])
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"no json", answer([1]), answer({"entries": [{}]}), answer(own={"groups": [1]})])
 def test_what_is_not_as_expected_is_unreadable_and_raises_nothing(text: bytes) -> None:
     assert "not as expected" in read(text).unreadable
 

@@ -92,16 +92,16 @@ def test_the_first_step_and_its_compilation_are_no_step_time() -> None:
 def test_the_phase_sets_the_limit(phase: Phase, at_most_s: float | None, limit_s: float) -> None:
     times = StepTimes()
     beat = replace(trained(times, 1.0, 30), phase=phase, phase_limit_s=at_most_s)
-    found = times.limit([beat], LIMITS)
-    assert (found.seconds, found.phase) == (limit_s, phase)
+    limit = times.limit([beat], LIMITS)
+    assert (limit.seconds, limit.phase) == (limit_s, phase)
 
 
 def test_the_longest_limit_of_any_rank_holds() -> None:
     times = StepTimes()
     beat = trained(times, 1.0, 30)
     saving = replace(beat, local_rank=1, rank=1, phase=Phase.CHECKPOINT)
-    found = times.limit([beat, saving, replace(beat, local_rank=2)], LIMITS)
-    assert (found.seconds, found.phase) == (600.0, Phase.CHECKPOINT)
+    limit = times.limit([beat, saving, replace(beat, local_rank=2)], LIMITS)
+    assert (limit.seconds, limit.phase) == (600.0, Phase.CHECKPOINT)
 
 
 def test_no_phase_has_less_than_the_training() -> None:
@@ -195,8 +195,8 @@ def lived(times: StepTimes, seconds: float, count: int, beat: RankHeartbeat = LO
 def test_a_loop_without_steps_is_measured_by_its_signs_of_life(changes: dict[str, object], limit_s: float) -> None:
     times = StepTimes()
     beat = lived(times, 7.0, CALIBRATION_STEPS)
-    found = times.limit([replace(beat, **changes)], LIMITS)  # type: ignore[arg-type]  # fields
-    assert (found.seconds, found.calibrated) == (limit_s, True)
+    limit = times.limit([replace(beat, **changes)], LIMITS)  # type: ignore[arg-type]  # fields
+    assert (limit.seconds, limit.calibrated) == (limit_s, True)
 
 
 def test_twenty_signs_are_needed_and_a_pause_lengthens_the_limit() -> None:

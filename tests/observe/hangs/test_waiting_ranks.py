@@ -53,10 +53,10 @@ def seen(ranks: Ranks, how: str, place: Path) -> Hang:
         before, first = first, ranks.look()
         if compare(before, first).moved:
             return None  # it was still importing
-        found = diagnosis.hang(before, first, still_s=90, limit_s=60, calibrated=True)
+        finding = diagnosis.hang(before, first, still_s=90, limit_s=60, calibrated=True)
         # on a busy machine the wake-ups of one second may cost as much as work does, and the next second shows them as they are
-        is_shown = how not in WAITS or (found.kind is HangKind.LATE and re.search(WAITS[how], found.text))
-        return found if is_shown else None
+        is_shown = how not in WAITS or (finding.kind is HangKind.LATE and re.search(WAITS[how], finding.text))
+        return finding if is_shown else None
 
     return wait_for(hang, "two looks that show the wait", 30.0)
 

@@ -35,13 +35,13 @@ def job() -> VirtualJob:
 
 
 def suspected(job: VirtualJob) -> HangSuspected:
-    (found,) = [event for event in job.posted if isinstance(event, HangSuspected)]
-    return found
+    (suspicion,) = [event for event in job.posted if isinstance(event, HangSuspected)]
+    return suspicion
 
 
 def confirmed(job: VirtualJob) -> HangConfirmed:
-    (found,) = [event for event in job.posted if isinstance(event, HangConfirmed)]
-    return found
+    (confirmation,) = [event for event in job.posted if isinstance(event, HangConfirmed)]
+    return confirmation
 
 
 def test_a_job_that_stands_still_is_suspected_looked_at_twice_and_confirmed(job: VirtualJob) -> None:

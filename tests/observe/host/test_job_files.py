@@ -35,19 +35,19 @@ def fields(place: Path, *facts: Evidence) -> dict[str, str]:
 def test_the_largest_files_of_this_run_are_named_with_their_sizes(tmp_path: Path) -> None:
     write(tmp_path / "old.pt", 5, FIRST - 100)
     small, large = write(tmp_path / "a.pt", 1, FIRST + 1), write(tmp_path / "b.pt", 2, SECOND + 1)
-    found = fields(tmp_path)
-    assert found["job_files"] == f"{large} (2 MiB), {small} (1 MiB)"
-    assert (found["path"], found["largest_bytes"]) == (str(tmp_path), str(2 * MIB))
-    assert "leftovers" not in found
+    values = fields(tmp_path)
+    assert values["job_files"] == f"{large} (2 MiB), {small} (1 MiB)"
+    assert (values["path"], values["largest_bytes"]) == (str(tmp_path), str(2 * MIB))
+    assert "leftovers" not in values
 
 
 @pytest.mark.parametrize("name", ["stage/20/model.pt", ".tmp-20/model.pt", "step-20.pt.partial", "tmp_20.pt", "step-20-unfinished/x.pt"])
 def test_what_an_earlier_attempt_left_unfinished_is_a_leftover(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, 2, FIRST + 1)
     write(tmp_path / "step-10.pt", 1, FIRST + 1)
-    found = fields(tmp_path)
-    assert found["leftover_bytes"] == str(2 * MIB)
-    assert found["leftovers"].startswith(str(tmp_path / name.partition("/")[0]))
+    values = fields(tmp_path)
+    assert values["leftover_bytes"] == str(2 * MIB)
+    assert values["leftovers"].startswith(str(tmp_path / name.partition("/")[0]))
 
 
 @pytest.mark.parametrize(("name", "t"), [("stage/20/model.pt", SECOND + 1), ("step-20.pt", FIRST + 1), ("template/step-20.pt", FIRST + 1)])
@@ -75,7 +75,7 @@ def test_the_attempt_that_wrote_a_caches_damaged_file_is_named(tmp_path: Path) -
     (fact,) = of_caches([raised], {}, BEGUN)
     assert (fact.rank, dict(fact.fields)) == (1, {"path": path, "cache_writer": "attempt 1 of this run"})
     os.utime(path, (FIRST - 100, FIRST - 100))
-    assert [dict(one.fields) for one in of_caches([raised], {}, BEGUN)] == [{"path": path}], "an older run's, or a stranger's"
+    assert [dict(other.fields) for other in of_caches([raised], {}, BEGUN)] == [{"path": path}], "an older run's, or a stranger's"
 
 
 def test_a_caches_file_that_no_message_names_is_found_by_its_content(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def test_the_lock_of_a_build_that_is_gone_is_named_wherever_torch_builds(tmp_pat
     lock.parent.mkdir(parents=True)
     lock.touch()
     (text,) = evidence(environ, 60)
-    said = rf"a build was killed, and each later one waits for the file {re.escape(str(lock))} \([\d.]+ s old; no process has it open; "
-    assert re.fullmatch(said + r"left by attempt 1, which is over\)", text)
+    pattern = rf"a build was killed, and each later one waits for the file {re.escape(str(lock))} \([\d.]+ s old; no process has it open; "
+    assert re.fullmatch(pattern + r"left by attempt 1, which is over\)", text)
     facts = left_locks.evidence(environ, [Begun(1, time.time() - 60)])
     assert left_locks.remedy(facts) == (f"rm {lock}" if " " not in str(lock) else f"rm '{lock}'")
     assert lock.exists(), "it is never removed"

@@ -35,26 +35,26 @@ def tree(root: Path, files: dict[str, str]) -> str:
 
 
 def test_every_level_of_the_control_groups_counts(kernel: Path) -> None:
-    found = rooms(tree(kernel, {
+    levels = rooms(tree(kernel, {
         "proc/meminfo": MACHINE, "proc/self/cgroup": "0::/slice/job/step", "proc/self/mountinfo": V2,
         "sys/fs/cgroup/slice/memory.max": str(32 * GIB), "sys/fs/cgroup/slice/memory.current": str(30 * GIB),
         "sys/fs/cgroup/slice/memory.stat": f"anon {10 * GIB}\ninactive_file {12 * GIB}\nactive_file {8 * GIB}",
         "sys/fs/cgroup/slice/job/memory.max": str(16 * GIB), "sys/fs/cgroup/slice/job/memory.current": str(15 * GIB),
         "sys/fs/cgroup/slice/job/step/memory.max": "max", "sys/fs/cgroup/slice/job/step/memory.current": str(14 * GIB),
     }))  # fmt: skip
-    assert [(room.free // GIB, room.total // GIB, room.whose.removeprefix(str(kernel))) for room in found] == [
+    assert [(room.free // GIB, room.total // GIB, room.whose.removeprefix(str(kernel))) for room in levels] == [
         (40, 64, "the machine"), (1, 16, "/sys/fs/cgroup/slice/job"), (22, 32, "/sys/fs/cgroup/slice"),
     ]  # fmt: skip
-    assert "slice/job has 1.0 GiB of 16.0 GiB free" in shortage(found, 0, 8 * GIB)
+    assert "slice/job has 1.0 GiB of 16.0 GiB free" in shortage(levels, 0, 8 * GIB)
 
 
 def test_version_1_and_a_group_that_is_over_its_limit(kernel: Path) -> None:
-    found = rooms(tree(kernel, {
+    levels = rooms(tree(kernel, {
         "proc/meminfo": MACHINE, "proc/self/cgroup": "4:memory:/a\n0::/", "proc/self/mountinfo": V1,
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712", "sys/fs/cgroup/memory/memory.usage_in_bytes": "7",
         "sys/fs/cgroup/memory/a/memory.limit_in_bytes": str(GIB), "sys/fs/cgroup/memory/a/memory.usage_in_bytes": str(2 * GIB),
     }))  # fmt: skip
-    assert [(room.free, room.total) for room in found] == [(40 * GIB, 64 * GIB), (0, GIB)]
+    assert [(room.free, room.total) for room in levels] == [(40 * GIB, 64 * GIB), (0, GIB)]
 
 
 def test_the_real_machine_has_memory() -> None:

@@ -24,18 +24,18 @@ def _machine(tmp_path: Path, version: int, *, path: str, root: str = "/") -> Pat
     """Make files as /proc has them, and an empty hierarchy with a blank in its name; return its mount point."""
     mount = tmp_path / "the cgroup"
     mount.mkdir()
-    told = "/the\\040cgroup"
+    point = "/the\\040cgroup"
     groups, mounts = tmp_path / "proc/self/cgroup", tmp_path / "proc/self/mountinfo"
     groups.parent.mkdir(parents=True)
     if version == 2:
         groups.write_text(f"0::{path}\n")
         mounts.write_text(
-            f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:26 {root} {told} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+            f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:26 {root} {point} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
         )
     else:
         groups.write_text(f"9:name=systemd:/\n8:cpu,cpuacct:/elsewhere\n4:memory:{path}\n0::/\n")
         mounts.write_text(
-            f"31 22 0:27 / {told}/no rw - cgroup cgroup rw,cpu,cpuacct\n32 22 0:28 {root} {told} rw shared:5 - cgroup cgroup rw,memory\n"
+            f"31 22 0:27 / {point}/no rw - cgroup cgroup rw,cpu,cpuacct\n32 22 0:28 {root} {point} rw shared:5 - cgroup cgroup rw,memory\n"
         )
     return mount
 
@@ -109,8 +109,8 @@ def test_a_group_that_the_mount_does_not_reach_is_not_the_mounts(tmp_path: Path)
 def test_each_kill_has_the_time_at_which_it_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = _machine(tmp_path, 2, path="/job")
     _count(mount / "job", 2, 3, hits=1)
-    found = control_groups.read("memory", str(tmp_path))
-    monkeypatch.setattr(control_groups, "read", lambda _controller: found)
+    snapshot = control_groups.read("memory", str(tmp_path))
+    monkeypatch.setattr(control_groups, "read", lambda _controller: snapshot)
     kills = oom_kills.OomKillCounter()
     _count(mount / "job", 2, 4, hits=2)
     kills.update(1000.0)
@@ -131,8 +131,8 @@ def test_each_kill_has_the_time_at_which_it_was_counted(tmp_path: Path, monkeypa
 def test_a_group_that_kills_without_end_is_no_list_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = _machine(tmp_path, 2, path="/job")
     _count(mount / "job", 2, 0, hits=0)
-    found = control_groups.read("memory", str(tmp_path))
-    monkeypatch.setattr(control_groups, "read", lambda _controller: found)
+    snapshot = control_groups.read("memory", str(tmp_path))
+    monkeypatch.setattr(control_groups, "read", lambda _controller: snapshot)
     kills = oom_kills.OomKillCounter()
     for n in range(1, 200):
         _count(mount / "job", 2, n, hits=n)

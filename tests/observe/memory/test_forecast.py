@@ -63,9 +63,9 @@ LEAKS = {
 @pytest.mark.parametrize("name", few(LEAKS, 3))
 def test_a_leak_is_forecast_within_a_fifth_and_in_time(name: str) -> None:
     program, full_s = LEAKS[name][0], out_s(*LEAKS[name])
-    made = list(forecasts(program, 0.98 * full_s, 10.0 if full_s < 2 * DAY else 60.0))
-    assert made, "none was made"
-    first_t, first = made[0]
+    series = list(forecasts(program, 0.98 * full_s, 10.0 if full_s < 2 * DAY else 60.0))
+    assert series, "none was made"
+    first_t, first = series[0]
     actual_s = full_s - first_t
     assert actual_s >= 0.05 * full_s, "a person can still act"
     assert abs(first.left_s - actual_s) <= 0.2 * actual_s
@@ -73,7 +73,7 @@ def test_a_leak_is_forecast_within_a_fifth_and_in_time(name: str) -> None:
     assert first.step is not None
     assert abs(first.step - full_s / 2) <= 0.2 * actual_s / 2
     grain_s = 1800.0 if "epoch" in name else 60.0  # it is out of memory at the end of an epoch, whichever that is
-    right = [abs(forecast.left_s - (full_s - t)) <= max(0.2 * (full_s - t), grain_s) for t, forecast in made]
+    right = [abs(forecast.left_s - (full_s - t)) <= max(0.2 * (full_s - t), grain_s) for t, forecast in series]
     assert sum(right) >= 0.9 * len(right)
 
 
@@ -135,8 +135,8 @@ HEALTHY: dict[str, Program] = {
 
 @pytest.mark.parametrize("name", few(HEALTHY, 4))
 def test_a_program_that_grows_and_does_no_harm_is_silent(name: str) -> None:
-    told = [*forecasts(HEALTHY[name], 3 * HOUR, looks=60), *forecasts(HEALTHY[name], 2 * DAY, 30.0, looks=100)]
-    assert not told, f"{len(told)} forecasts, the first after {told[0][0] / HOUR:.1f} h: {told[0][1].left_s / 60:.0f} minutes left"
+    alarms = [*forecasts(HEALTHY[name], 3 * HOUR, looks=60), *forecasts(HEALTHY[name], 2 * DAY, 30.0, looks=100)]
+    assert not alarms, f"{len(alarms)} forecasts, the first after {alarms[0][0] / HOUR:.1f} h: {alarms[0][1].left_s / 60:.0f} minutes left"
 
 
 def test_growth_is_that_of_the_time_that_is_asked_for() -> None:

@@ -50,7 +50,7 @@ def beat(rank: int, t: float, *, pid: int = 0, gpu: GpuMemory | None = None, pha
     )
 
 
-def told(
+def forecasts(
     until_s: float,
     host: Callable[[float], float] = lambda _t: 10 * GIB,
     gpu: Callable[[float], float] | None = None,
@@ -70,7 +70,7 @@ def told(
 
 
 def test_a_leak_of_the_host_is_told_once_with_when_and_at_which_step() -> None:
-    first, *more = told(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200)
+    first, *more = forecasts(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200)
     assert first.subject == "host"
     assert first.out_t == pytest.approx(7200, rel=0.02)
     assert 0 < first.doubt_s < 0.3 * (first.out_t - first.t)
@@ -85,7 +85,7 @@ def test_a_leak_of_the_host_is_told_once_with_when_and_at_which_step() -> None:
 
 
 def test_a_forecast_that_moved_is_told_again_and_one_that_is_over_ends() -> None:
-    first, *others = told(9000, lambda t: 10 * GIB + min(t, 5400) * 54 * GIB / 7200)
+    first, *others = forecasts(9000, lambda t: 10 * GIB + min(t, 5400) * 54 * GIB / 7200)
     assert not first.is_repeat
     assert [event.is_over for event in others][-1]
     assert all(event.is_repeat for event in others[:-1])
@@ -93,7 +93,7 @@ def test_a_forecast_that_moved_is_told_again_and_one_that_is_over_ends() -> None
 
 
 def test_the_gpu_of_a_rank_is_out_of_memory_when_its_highest_need_does_not_fit() -> None:
-    (first,) = told(3400, gpu=lambda t: 20 * GIB + t * 57 * GIB / 3600)
+    (first,) = forecasts(3400, gpu=lambda t: 20 * GIB + t * 57 * GIB / 3600)
     assert (first.subject, first.rank) == ("gpu 1", 1)
     assert first.out_t == pytest.approx(3600, rel=0.03), "a step needs 3 GiB more at its height than at its end"
     assert first.text.startswith("rank 1 needs ")
@@ -102,19 +102,19 @@ def test_the_gpu_of_a_rank_is_out_of_memory_when_its_highest_need_does_not_fit()
 
 @pytest.mark.parametrize("phase", [Phase.EVAL, Phase.CHECKPOINT, Phase.LOAD])
 def test_only_samples_of_the_training_count(phase: Phase) -> None:
-    assert told(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200, phase=phase) == []
+    assert forecasts(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200, phase=phase) == []
 
 
 def test_steps_that_are_not_absolute_are_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "beat", lambda *words, _beat=beat, **more: replace(_beat(*words, **more), step=None))
-    (first, *_) = told(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200)
+    (first, *_) = forecasts(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200)
     assert first.step is None
     assert "step" not in forecast_text(first, first.t)
 
 
 def test_no_file_cache_counts_as_used() -> None:
     """The rooms leave out what the kernel gives up before it kills (memory_room.py): a cache that grows leaves them as they are."""
-    assert told(9000) == []
+    assert forecasts(9000) == []
 
 
 LEAK = """

@@ -29,7 +29,7 @@ class Job:
     blocks: int = -1
     pause: Callable[[int], float] = lambda _step: 0.0
     trains: Callable[[int], bool] = lambda _step: True
-    found: list[str] = field(default_factory=list)
+    reports: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def run(self, until_s: float = 200.0) -> list[str]:
@@ -56,13 +56,13 @@ class Job:
             }
             for news in judge.take(t, samples):
                 sign = "-" if news.is_over else "+"
-                self.found.append(f"{sign}{news.kind.value}" + ("" if news.rank is None else f" {news.rank}"))
+                self.reports.append(f"{sign}{news.kind.value}" + ("" if news.rank is None else f" {news.rank}"))
                 self.texts.append(news.text)
-        return self.found
+        return self.reports
 
 
 def slow(factor: float, rank: int = 1, base_s: float = 0.1) -> Callable[[int, int], float]:
-    return lambda one, _step: base_s * (factor if one == rank else 1.0)
+    return lambda number, _step: base_s * (factor if number == rank else 1.0)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])

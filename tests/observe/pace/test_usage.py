@@ -32,9 +32,9 @@ def test_only_who_sleeps_for_a_time_is_asleep_and_who_waits_for_another_is_not(n
 
     try:
         wait_for(usage, "the process to wait", 20)
-        found = usage()
-        assert found is not None
-        assert (found.is_asleep, found.is_blocked, found.run_ns > 0) == (is_asleep, False, True)
+        reading = usage()
+        assert reading is not None
+        assert (reading.is_asleep, reading.is_blocked, reading.run_ns > 0) == (is_asleep, False, True)
     finally:
         process.kill()
         process.wait()

@@ -29,7 +29,7 @@ def kernel(tmp_path: Path, pattern: str, uses_pid: str = "0") -> str:
     return str(directory)
 
 
-def told(tmp_path: Path, pattern: str, uses_pid: str = "0") -> str:
+def fact_text(tmp_path: Path, pattern: str, uses_pid: str = "0") -> str:
     clock = Clock.start()
     (fact,) = core_dumps.evidence([death(clock)], tmp_path / "job [1]", clock, kernel(tmp_path, pattern, uses_pid))
     assert (fact.name, fact.rank, fact.claim) == (core_dumps.NAME, 3, None)
@@ -53,13 +53,13 @@ def test_the_file_that_the_pattern_means(tmp_path: Path, pattern: str, uses_pid:
     core = tmp_path / "job [1]" / file
     core.parent.mkdir(parents=True)
     core.write_bytes(b"ELF")
-    assert told(tmp_path, pattern.replace("%P", str(PID)), uses_pid) == f"dumped core: {core}"
+    assert fact_text(tmp_path, pattern.replace("%P", str(PID)), uses_pid) == f"dumped core: {core}"
 
 
 def test_an_absolute_pattern_leaves_the_working_directory(tmp_path: Path) -> None:
     core = tmp_path / f"core-{PID}"
     core.write_bytes(b"ELF")
-    assert told(tmp_path, f"{tmp_path}/core-%p") == f"dumped core: {core}"
+    assert fact_text(tmp_path, f"{tmp_path}/core-%p") == f"dumped core: {core}"
 
 
 @pytest.mark.parametrize("other", ["nothing", "older", "empty", "directory", "of another process", "link"])
@@ -74,7 +74,7 @@ def test_what_is_not_the_core_of_this_death_is_not_named(tmp_path: Path, other: 
         core.write_bytes(b"" if other == "empty" else b"ELF")
     if other == "older":
         os.utime(core, (time.time() - 3600, time.time() - 3600))
-    assert told(tmp_path, "core.%p") == "dumped core"
+    assert fact_text(tmp_path, "core.%p") == "dumped core"
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_what_is_not_the_core_of_this_death_is_not_named(tmp_path: Path, other: 
     ids=["systemd", "another program", "none"],
 )
 def test_who_else_has_it_is_named(tmp_path: Path, pattern: str, text: str) -> None:
-    assert told(tmp_path, pattern) == text
+    assert fact_text(tmp_path, pattern) == text
 
 
 def test_who_dumped_none_is_not_looked_for(tmp_path: Path) -> None:

@@ -89,33 +89,33 @@ def add(ranks: LaunchedRanks, *pids: int) -> None:
 def test_a_rank_that_is_killed_and_not_reaped_shows_the_signal_and_its_loaders_are_no_ranks(
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
-    one, two = started(0), started(1)
-    add(seen, one.pid, two.pid)
-    assert seen.pids == {0: one.pid, 1: two.pid}
-    assert [(info.rank, info.local_rank, info.pid) for info in seen.ranks] == [(0, 0, one.pid), (1, 1, two.pid)]
+    first, second = started(0), started(1)
+    add(seen, first.pid, second.pid)
+    assert seen.pids == {0: first.pid, 1: second.pid}
+    assert [(info.rank, info.local_rank, info.pid) for info in seen.ranks] == [(0, 0, first.pid), (1, 1, second.pid)]
     assert seen.world_size == len(seen.ranks)
-    os.kill(two.pid, signal.SIGKILL)
+    os.kill(second.pid, signal.SIGKILL)
     wait_for(lambda: bool(seen.ends), "its end", 10)
     (end,) = seen.ends
     assert isinstance(end, RankExit)
-    assert (end.rank, end.pid, end.signal) == (1, two.pid, signal.SIGKILL)
+    assert (end.rank, end.pid, end.signal) == (1, second.pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("names", layout.MPI_NAMES)
 def test_a_rank_that_mpirun_started_is_known_by_its_names(
     seen: LaunchedRanks, started: Callable[..., subprocess.Popen[str]], names: Sequence[str]
 ) -> None:
-    one, two = started(0, names), started(1, names)
-    add(seen, one.pid, two.pid)
-    assert (seen.pids, seen.world_size) == ({0: one.pid, 1: two.pid}, 2)
+    first, second = started(0, names), started(1, names)
+    add(seen, first.pid, second.pid)
+    assert (seen.pids, seen.world_size) == ({0: first.pid, 1: second.pid}, 2)
 
 
 def test_each_end_is_known_until_a_rank_is_started_again_and_with_it_the_launch_begins_anew(
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]]
 ) -> None:
-    one, two = started(0), started(1)
-    add(seen, one.pid, two.pid)
-    for child, code in ((one, "0\n"), (two, "3\n")):
+    first, second = started(0), started(1)
+    add(seen, first.pid, second.pid)
+    for child, code in ((first, "0\n"), (second, "3\n")):
         assert child.stdin is not None
         child.stdin.write(code)
         child.stdin.flush()
@@ -144,11 +144,11 @@ def test_a_rank_that_only_its_heartbeat_shows_is_a_last_end_and_no_rank_that_the
 def test_an_end_whose_status_a_sandbox_does_not_show_is_no_success(
     seen: LaunchedRanks, started: Callable[[int], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = started(0)
-    add(seen, one.pid)
+    rank = started(0)
+    add(seen, rank.pid)
     read_proc = process_tree._read_proc  # noqa: SLF001 -- the kernel of a sandbox
     monkeypatch.setattr(process_tree, "_read_proc", lambda pid, name, **how: b" ".join(read_proc(pid, name, **how).split(b" ")[:45]))
-    os.kill(one.pid, signal.SIGKILL)
+    os.kill(rank.pid, signal.SIGKILL)
     wait_for(lambda: bool(seen.ends), "its end", 10)
     assert [type(end) for end in seen.ends] == [VanishedRank]
 

@@ -40,8 +40,8 @@ def _running(directory: Path, *, instrumented: bool = True) -> Iterator[tuple[in
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SUPERVISE_", "PYTHON"))}
     if instrumented:
         heartbeats.create(directory / "heartbeat", 1)
-        ours = {"SUPERVISE_JOB_DIR": str(directory.parent), "SUPERVISE_JOB_ATTEMPT": "1", "SUPERVISE_JOB_SHIM": "rank"}
-        env |= ours | {"PYTHONPATH": str(ROOT / "supervisor" / "instrument")}
+        shim_variables = {"SUPERVISE_JOB_DIR": str(directory.parent), "SUPERVISE_JOB_ATTEMPT": "1", "SUPERVISE_JOB_SHIM": "rank"}
+        env |= shim_variables | {"PYTHONPATH": str(ROOT / "supervisor" / "instrument")}
     with subprocess.Popen([sys.executable, "-c", WAITS], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # noqa: S603
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -56,9 +56,9 @@ def _running(directory: Path, *, instrumented: bool = True) -> Iterator[tuple[in
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    made = tmp_path / "attempt-0001"
-    made.mkdir()
-    return made
+    attempt_directory = tmp_path / "attempt-0001"
+    attempt_directory.mkdir()
+    return attempt_directory
 
 
 def test_all_threads_of_a_rank_again_and_again(directory: Path) -> None:

@@ -17,8 +17,8 @@ MISSING, MADE = "FileNotFoundError: [Errno 2] No such file or directory", "FileE
 
 def named(place: Path, text: str, *, since_s: float = 0.0) -> list[tuple[str, int | None]]:
     """Return the paths that are named for an exception of rank 1, with the rank."""
-    found = evidence(place, since_s, [Evidence("error_file", "exception", text, 1, 5.0)])
-    return [(fact.text, fact.rank) for fact in found]
+    facts = evidence(place, since_s, [Evidence("error_file", "exception", text, 1, 5.0)])
+    return [(fact.text, fact.rank) for fact in facts]
 
 
 @pytest.fixture

@@ -38,9 +38,9 @@ MODEL, OPTIMIZER = "/c/step-20/model.pt", "/c/step-20/optim.pt"
 )
 def test_the_end_of_the_load_is_after_the_last_one(tmp_path: Path, lines: list[dict[str, object]], shown: tuple[str, str] | None) -> None:
     (tmp_path / "loads-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"cut')
-    found = load_logs.evidence(tmp_path, (RankInfo(4, 0, 100, 1),))
-    assert [(fact.rank, fact.name, fact.text) for fact in found] == ([] if shown is None else [(4, *shown)])
-    assert all(dict(fact.fields)["checkpoint"] == "/c/step-20" for fact in found)
+    facts = load_logs.evidence(tmp_path, (RankInfo(4, 0, 100, 1),))
+    assert [(fact.rank, fact.name, fact.text) for fact in facts] == ([] if shown is None else [(4, *shown)])
+    assert all(dict(fact.fields)["checkpoint"] == "/c/step-20" for fact in facts)
 
 
 def test_a_load_of_an_evaluation_is_none_of_a_resume(tmp_path: Path) -> None:

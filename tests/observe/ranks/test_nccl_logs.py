@@ -36,13 +36,13 @@ def read(directory: Path) -> list[Evidence]:
     return list(nccl_logs.evidence(directory, {984: 3}, lambda: PAIR))
 
 
-def found(directory: Path) -> dict[str, str]:
+def figures(directory: Path) -> dict[str, str]:
     return {fact.name: fact.text for fact in read(directory) if fact.source == "nccl"}
 
 
 def test_transports_and_the_interface_are_read_and_a_warning_names_its_rank_and_device(tmp_path: Path) -> None:
     (tmp_path / "nccl-node1-984.log").write_text(START + WARNING)
-    assert found(tmp_path) == {"transports": "NET/IB P2P", "interface": "bond0"}
+    assert figures(tmp_path) == {"transports": "NET/IB P2P", "interface": "bond0"}
     verdict = classify((Evidence("exit", "exit_code", "1", 3, 1.0), *read(tmp_path)))
     assert (verdict.cause, verdict.rank, dict(verdict.facts)["hca"]) == (Cause.NCCL_NETWORK, 3, "mlx5_2")
 
@@ -52,7 +52,7 @@ def test_of_a_long_log_both_ends_are_read_and_no_more(tmp_path: Path, monkeypatc
     middle = "node1:984:985 [0] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via SHM/direct/direct\n" * 100
     padding = "node1:984:985 [0] NCCL INFO Connected all rings\n" * 50
     (tmp_path / "nccl-node1-984.log").write_text(START + padding + middle + padding + WARNING)
-    assert found(tmp_path)["transports"] == "NET/IB P2P"
+    assert figures(tmp_path)["transports"] == "NET/IB P2P"
     assert any(fact.claim is not None for fact in read(tmp_path))
 
 
@@ -72,7 +72,7 @@ def test_the_middle_of_a_long_log_gives_its_disk_back_while_nccl_writes_on(tmp_p
         nccl_logs.bound(tmp_path)
         file.write(WARNING)
     assert log.stat().st_blocks * 512 < 1 << 20
-    assert found(tmp_path)["interface"] == "bond0"
+    assert figures(tmp_path)["interface"] == "bond0"
     assert log.read_text().endswith(WARNING)
     short = tmp_path / "nccl-node1-985.log"
     short.write_text(START)

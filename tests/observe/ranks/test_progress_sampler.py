@@ -66,7 +66,7 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
 
 def test_what_an_attempt_saved_and_loaded_again_before_its_first_step_is_no_resume(tmp_path: Path) -> None:
     # rank 0 hands its first weights to the others, as in torch's DDP tutorial
-    rows = [{"what": what, "path": "/run/model.pt", "t": t, "n": 1, "steps": 0} for what, t in (("began", 10.0), ("ended", 10.5))]
+    rows = [{"what": event, "path": "/run/model.pt", "t": t, "n": 1, "steps": 0} for event, t in (("began", 10.0), ("ended", 10.5))]
     (tmp_path / "saves-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     loaded = [{"path": "/run/model.pt", "t": 11.0, "steps": 0}, {"path": "/run/last.pt", "t": 12.0, "steps": 0}]
     (tmp_path / "loads-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in loaded))

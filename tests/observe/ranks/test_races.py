@@ -28,7 +28,7 @@ def saved(began: float, ended: float | None, path: str = FILE, **more: Any) -> l
     return rows if ended is None else [*rows, {"what": "ended", "path": path, "t": ended, "n": 1, "well": True}]
 
 
-def found(
+def evidence_of(
     place: Path, loads: list[dict[str, Any]], saves: list[dict[str, Any]], reported: tuple[Evidence, ...] = (RAISED,), writer: int = 0
 ) -> tuple[Evidence, ...]:
     """Return what the logs of rank 5 (loads) and of another one of the node (saves) show."""
@@ -43,7 +43,7 @@ def found(
     ids=["cut", "around", "within", "later", "tail"],
 )
 def test_a_save_that_overlaps_the_load_is_a_race(tmp_path: Path, began: float, ended: float | None) -> None:
-    (fact,) = found(tmp_path, [LOAD], saved(began, ended))
+    (fact,) = evidence_of(tmp_path, [LOAD], saved(began, ended))
     assert fact.text == f"rank 5 read what rank 4 was writing: {FILE}"
     assert fact.rank == 5
     assert dict(fact.fields) == {"race_writer": "4", "path": FILE}
@@ -64,24 +64,24 @@ def test_a_save_that_overlaps_the_load_is_a_race(tmp_path: Path, began: float, e
     ids=["before", "after", "renamed", "tried again", "survived", "no load", "no save"],
 )
 def test_nothing_else_is_one(tmp_path: Path, loads: list[dict[str, Any]], saves: list[dict[str, Any]]) -> None:
-    assert found(tmp_path, loads, saves) == ()
+    assert evidence_of(tmp_path, loads, saves) == ()
 
 
 def test_a_file_that_the_script_opened_is_whole_once_it_was_closed(tmp_path: Path) -> None:
-    assert found(tmp_path, [LOAD], saved(18.0, 19.9, file=True))
-    assert not found(tmp_path, [LOAD], saved(17.0, 18.5, file=True))
+    assert evidence_of(tmp_path, [LOAD], saved(18.0, 19.9, file=True))
+    assert not evidence_of(tmp_path, [LOAD], saved(17.0, 18.5, file=True))
 
 
 def test_what_a_rank_itself_wrote_and_a_rank_that_raised_nothing_are_no_race(tmp_path: Path) -> None:
-    assert not found(tmp_path, [LOAD], saved(19.0, None), writer=1)
+    assert not evidence_of(tmp_path, [LOAD], saved(19.0, None), writer=1)
     (tmp_path / "saves-1.jsonl").unlink()
-    assert not found(tmp_path, [LOAD], saved(19.0, None), reported=(Evidence("error_file", "exception", "KeyError: 'x'", 4, 20.5),))
+    assert not evidence_of(tmp_path, [LOAD], saved(19.0, None), reported=(Evidence("error_file", "exception", "KeyError: 'x'", 4, 20.5),))
 
 
 @pytest.mark.parametrize("raised", [(RAISED, TRACE, ZIP), (RAISED, TRACE)], ids=["corrupt", "raised"])
 def test_it_is_the_verdict_with_the_line_of_code(tmp_path: Path, raised: tuple[Evidence, ...]) -> None:
     ends = (Evidence("exit", "exit_code", "1", 5, 20.7), Evidence("heartbeat", "phase", "load", 5))
-    verdict = classify((*raised, *ends, *found(tmp_path, [LOAD], saved(19.0, None))))
+    verdict = classify((*raised, *ends, *evidence_of(tmp_path, [LOAD], saved(19.0, None))))
     assert (verdict.cause, verdict.rank, verdict.transient) == (Cause.CHECKPOINT_CORRUPT, 5, True)
     assert verdict.summary == f"rank 5 read what rank 4 was writing: {FILE}"
     facts = dict(verdict.facts)

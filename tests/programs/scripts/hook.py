@@ -121,12 +121,12 @@ def loss(value: Any, step: int) -> Any:  # noqa: ANN401  a tensor, or a number
     return value
 
 
-def step(made: int) -> None:
+def step(count: int) -> None:
     """Log a step that was made; wait where that is ordered."""
     time.sleep(PACE_S)
-    _log("step", _rank(), made, os.getpid())
-    if _once("hold", made):
-        _hold("hold", made)
+    _log("step", _rank(), count, os.getpid())
+    if _once("hold", count):
+        _hold("hold", count)
 
 
 def save(of_step: int) -> None:
@@ -180,8 +180,8 @@ def _hold_in_numpy(of_step: int) -> None:
     zipfile.ZipFile.close = held  # type: ignore[method-assign]
 
 
-def final(made: int, weights: Iterable[float]) -> None:
+def final(count: int, weights: Iterable[float]) -> None:
     """Log the end, and what came out."""
     if _rank() == 0:
-        (HERE / "final.json").write_text(json.dumps({"step": made, "weights": list(weights)}))
-        _log("final", made)
+        (HERE / "final.json").write_text(json.dumps({"step": count, "weights": list(weights)}))
+        _log("final", count)

@@ -29,8 +29,8 @@ def pair(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def pairs(first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `count` samples from `first` on, stacked."""
-    found = [pair(first + at) for at in range(count)]
-    return torch.stack([x for x, _ in found]), torch.stack([y for _, y in found])
+    rows = [pair(first + at) for at in range(count)]
+    return torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows])
 
 
 class Data(Dataset):

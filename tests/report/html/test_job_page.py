@@ -73,7 +73,7 @@ def section(root: ET.Element, name: str) -> ET.Element:
     return next(element for element in root.iter("section") if element.get("id") == name)
 
 
-def said(element: ET.Element) -> str:
+def words_of(element: ET.Element) -> str:
     return " ".join("".join(element.itertext()).split())
 
 
@@ -82,14 +82,14 @@ class Outside(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.elements: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Take one element."""
         if tag in {"script", "link", "iframe", "object", "embed", "img", "image", "use", "form", "a", "base", "foreignobject", "animate"}:
-            self.found.append(tag)
+            self.elements.append(tag)
         names = {"style", "src", "href", "xlink:href", "srcset", "action"}
-        self.found += [f"{tag} {name}" for name, _ in attrs if name.startswith("on") or name in names]
+        self.elements += [f"{tag} {name}" for name, _ in attrs if name.startswith("on") or name in names]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_what_a_job_printed_is_text_and_nothing_else(cards: dict[int, FactPage])
     root = tree_of(text)
     outside = Outside()
     outside.feed(text)
-    assert outside.found == []
+    assert outside.elements == []
     details = {element.get("id"): "".join(element.itertext()) for element in root.iter("details")}
     assert details.keys() == {"incident-1", "error-lines", "log-lines"}
     assert all("<script>alert('1')</script>" in detail for detail in details.values())
@@ -114,10 +114,10 @@ def test_the_state_and_the_incidents_come_before_all_figures() -> None:
     root = tree_of(text_of(report_of(), log=LogPart("rank 0", ("step 9", "step 10"))))
     names = [element.get("id") for element in root.iter("section")]
     assert names == ["state", "tiles", "incidents", "time", "figures", "details", "log", "made"]
-    assert said(section(root, "state")).startswith("training As of 2026-")
-    assert "10 of 110" in said(section(root, "tiles"))
-    assert "about 50 s left" in said(section(root, "tiles"))
-    assert "step 9 step 10" in said(section(root, "log"))
+    assert words_of(section(root, "state")).startswith("training As of 2026-")
+    assert "10 of 110" in words_of(section(root, "tiles"))
+    assert "about 50 s left" in words_of(section(root, "tiles"))
+    assert "step 9 step 10" in words_of(section(root, "log"))
 
 
 def test_what_a_rank_printed_before_it_failed_is_unfolded_where_the_job_is_not_well() -> None:
@@ -125,7 +125,7 @@ def test_what_a_rank_printed_before_it_failed_is_unfolded_where_the_job_is_not_w
     for status, is_open in ((STATUS, None), (replace(STATUS, state=StateWord.FAILED, exit_code=65), "open")):
         shown = section(tree_of(text_of(report_of(), status, error=part)), "error")
         assert [element.get("open") for element in shown.iter("details")] == [is_open]
-        assert "KeyError: 'label_ids'" in said(shown)
+        assert "KeyError: 'label_ids'" in words_of(shown)
 
 
 @pytest.mark.parametrize(("outcome", "state"), [("open", StateWord.RESTARTING), ("given_up", StateWord.FAILED)])
@@ -136,9 +136,9 @@ def test_the_incident_that_holds_the_job_up_or_ended_it_is_the_first_and_its_car
     element = section(tree_of(text_of(report, replace(STATUS, state=state), cards)), "incidents")
     first = element[1]
     assert (first.tag, first.get("id")) == ("div", "incident-60")
-    assert said(first).startswith(outcome.replace("_", " "))
-    assert "rank 1: A process was killed" in said(first)
-    assert "nothing: it continues" in said(first)
+    assert words_of(first).startswith(outcome.replace("_", " "))
+    assert "rank 1: A process was killed" in words_of(first)
+    assert "nothing: it continues" in words_of(first)
     assert len(list(element.iter("details"))) == MOST_CARDS, "the others, and what holds those that are older"
 
 
@@ -159,11 +159,11 @@ def test_where_a_job_stands_is_said_in_words_with_the_command_that_helps() -> No
     }
     assert {status: state_of(status) for status in cases} == cases
     for status, (word, _) in cases.items():
-        assert said(section(tree_of(text_of(report_of(), status)), "state")).startswith(word)
-    banner = said(section(tree_of(text_of(report_of(), hung)), "state"))
+        assert words_of(section(tree_of(text_of(report_of(), status)), "state")).startswith(word)
+    banner = words_of(section(tree_of(text_of(report_of(), hung)), "state"))
     assert "No progress for 17 min: rank 1 is in main (train.py:65). supervise status --stacks --job bert" in banner
     failed = next(status for status in cases if status.exit_code == 1)
-    assert "supervise why --job bert" in said(section(tree_of(text_of(report_of(), failed)), "state"))
+    assert "supervise why --job bert" in words_of(section(tree_of(text_of(report_of(), failed)), "state"))
 
 
 def test_every_fact_of_the_terminals_page_is_on_the_page() -> None:
@@ -192,13 +192,13 @@ def test_every_chart_and_table_has_words_and_every_id_is_there_once() -> None:
     assert [element.tag for element in root.iter() if re.fullmatch("h[1-6]", element.tag)][:2] == ["h1", "h2"]
     names = {name for row in root.iter("tr") for name in row.itertext()}
     assert {"new steps", "steps made again", "unaccounted"} <= names
-    assert "1.0 GiB" in said(section(root, "ranks"))
+    assert "1.0 GiB" in words_of(section(root, "ranks"))
     heads = [cell.text for cell in section(root, "ranks").iter("th") if cell.get("scope") == "col"]
     assert "memory" in heads
     assert "waits for" not in heads, "no rank does"
     assert "prefers-color-scheme:dark" in text
     assert "width=device-width" in text
-    visible = " ".join(said(element) for element in section(root, "time").iter("svg"))
+    visible = " ".join(words_of(element) for element in section(root, "time").iter("svg"))
     assert not {state.value for state in TimeState if "_" in state.value} & set(visible.split()), "no names of the code"
 
 
@@ -209,8 +209,8 @@ def test_nothing_comes_from_outside_but_what_a_served_page_needs() -> None:
     )
     outside = Outside()
     outside.feed(served.html)
-    assert outside.found == ["link", "link href", "script", "script src", "a", "a href", "a", "a href"]
-    assert "As of" not in said(section(tree_of(served.html), "state")), "its head says it, so that its version stays"
+    assert outside.elements == ["link", "link href", "script", "script src", "a", "a href", "a", "a href"]
+    assert "As of" not in words_of(section(tree_of(served.html), "state")), "its head says it, so that its version stays"
     again = job_page(
         JobPage(STATUS, report_of(), {}, "--job bert"), T0 + 5, Live("../../live.js", "../.././", T0 + 5), other_runs="gpu-7?runs=all"
     )
@@ -416,7 +416,7 @@ def replace_run(run: RunLedger, later_s: float) -> RunLedger:
 def test_a_job_of_several_nodes_has_the_attempts_of_each() -> None:
     report = report_of()
     report.nodes = [NodeShare("gpu-7", [1, 2, 3], []), NodeShare("gpu-8", [2, 3], [4]), NodeShare("gpu-9", [1])]
-    rows = [said(row) for row in section(tree_of(text_of(report)), "nodes").iter("tr")]
+    rows = [words_of(row) for row in section(tree_of(text_of(report)), "nodes").iter("tr")]
     assert rows[1:] == ["gpu-7 1-3", "gpu-8 2, 3 4", "gpu-9 1 its journal is not here"]
     report.nodes = [NodeShare(f"gpu-{number:04d}", [1, 2] if number == 500 else [1, 2, 3]) for number in range(1000)]
     assert [row.text for row in section(tree_of(text_of(report)), "nodes").iter("caption")] == [

@@ -9,8 +9,8 @@ from supervisor.report.ledger.reliability import mtbf_interval_s, save_interval_
 
 @pytest.mark.parametrize(("mtbf_min", "best_min"), [(24 * 60, 117), (6 * 60, 57), (15, 9.1)])
 def test_the_best_interval_between_saves_of_5_minutes(mtbf_min: float, best_min: float) -> None:
-    found = save_interval_s(5 * 60, mtbf_min * 60) / 60
-    assert round(found, 0 if best_min > 10 else 1) == best_min
+    interval_min = save_interval_s(5 * 60, mtbf_min * 60) / 60
+    assert round(interval_min, 0 if best_min > 10 else 1) == best_min
 
 
 def test_where_a_save_takes_longer_than_twice_the_mtbf_it_is_the_mtbf() -> None:

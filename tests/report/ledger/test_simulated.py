@@ -87,8 +87,8 @@ def check(seed: int) -> set[TimeState]:
         # an answer has the time at which it was asked for, so the last record may be older than one before it
         check_ledger(run, max(record.t for record in records) - records[1].t)
         states |= {state for state, took_s in run.seconds().items() if took_s}
-        made = math.fsum(span.steps for span in run.spans if span.state in NEW_STEPS)
-        assert made <= (run.reached or 0) + 1e-6, "a step was new twice"
+        new_steps = math.fsum(span.steps for span in run.spans if span.state in NEW_STEPS)
+        assert new_steps <= (run.reached or 0) + 1e-6, "a step was new twice"
         rng = Random(seed * 100 + number)  # noqa: S311 (journals, not secrets)
         kept = [record for record in records if isinstance(record.body, RunBegan) or rng.random() < 0.9]
         for ledger in fold(kept).ledgers():

@@ -27,10 +27,10 @@ REPORTS = 60_480
 def test_a_start_without_metrics_imports_nothing_of_them() -> None:
     code = (
         "import sys, supervisor.run.start, supervisor.run.main\n"
-        "found = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref', 'opentelemetry', 'apprise'}\n"
+        "modules = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref', 'opentelemetry', 'apprise'}\n"
         "ours = ('supervisor.report.metrics', 'supervisor.run.metrics', 'supervisor.run.traces', 'http.server')\n"
-        "found |= {name for name in sys.modules if name.startswith(ours)}\n"
-        "sys.exit(f'imported: {sorted(found)}' if found else 0)"
+        "modules |= {name for name in sys.modules if name.startswith(ours)}\n"
+        "sys.exit(f'imported: {sorted(modules)}' if modules else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
     assert (done.returncode, done.stderr) == (0, "")
@@ -68,5 +68,5 @@ def test_a_page_of_a_run_of_six_weeks_reads_what_is_new_and_no_more(tmp_path: Pa
         for number in range(REPORTS, REPORTS + 100):
             with journal.open("ab") as file:
                 file.write(progress(number))
-            made = page(T0 + 10 * number + 1)
-    assert f'supervise_time_seconds{{job_name="bert",state="productive"}} {float(10 * (REPORTS + 99) + 1 - 10)}'.encode() in made
+            content = page(T0 + 10 * number + 1)
+    assert f'supervise_time_seconds{{job_name="bert",state="productive"}} {float(10 * (REPORTS + 99) + 1 - 10)}'.encode() in content

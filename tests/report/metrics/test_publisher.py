@@ -54,27 +54,27 @@ def publish(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., MetricsPu
 
 def test_a_storm_of_scrapers_costs_one_page(publish: Callable[..., MetricsPublisher], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FRESH_S", 60.0)
-    made: list[int] = []
+    pages: list[int] = []
 
     def collect() -> Samples:
-        made.append(1)
+        pages.append(1)
         return samples()
 
     publisher = publish(collect)
     assert [publisher.page() for _ in range(50)] == [page()] * 50
-    assert len(made) == 1
+    assert len(pages) == 1
 
 
 def test_nothing_is_made_unless_somebody_asks(publish: Callable[..., MetricsPublisher]) -> None:
-    made: list[int] = []
+    pages: list[int] = []
 
     def collect() -> Samples:
-        made.append(1)
+        pages.append(1)
         return samples()
 
     publisher = publish(collect)
     time.sleep(0.2)
-    assert made == []
+    assert pages == []
     assert publisher.page() == page()
 
 
@@ -173,19 +173,19 @@ def test_a_textfile_is_replaced_by_whole_pages_only(
     """A disk that is nearly full takes a part of a write, and refuses the rest; a limit of the file's size does the same."""
     monkeypatch.setattr(module, "FRESH_S", 0.0)
     monkeypatch.setattr(module, "WRITE_S", 0.0)
-    file, made = tmp_path / "supervise.prom", list[int]()
+    file, pages = tmp_path / "supervise.prom", list[int]()
 
     def collect() -> Samples:
-        made.append(len(made))
-        return samples(len(made), 5000)
+        pages.append(len(pages))
+        return samples(len(pages), 5000)
 
     publisher = publish(collect, file)
     wait_for(lambda: publisher.page() and file.exists(), "the first page", 20)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (8192, limits[1]))
     try:
-        so_many = len(made) + 2  # when this one is made, the one before it is written
-        wait_for(lambda: publisher.page() and len(made) >= so_many, "two more pages", 20)
+        so_many = len(pages) + 2  # when this one is made, the one before it is written
+        wait_for(lambda: publisher.page() and len(pages) >= so_many, "two more pages", 20)
         content = file.read_bytes()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -81,11 +81,11 @@ def test_the_time_states_add_up_to_the_wall_clock() -> None:
 
 def test_what_is_not_known_has_no_sample() -> None:
     before = LiveFacts(NOW, "bert", "run-1", "gpu-7", "1", JobState())
-    found = {name.removeprefix("supervise_") for name, _ in page(before, JobView())}
-    assert {"stage", "restarts_total", "incidents_total", "metrics_timestamp_seconds"} <= found
+    names = {name.removeprefix("supervise_") for name, _ in page(before, JobView())}
+    assert {"stage", "restarts_total", "incidents_total", "metrics_timestamp_seconds"} <= names
     unknown = {"step", "loss", "last_progress_timestamp_seconds", "time_seconds", "ettr_ratio", "run_start_timestamp_seconds"}
     unknown |= {"checkpoint_last_verified_timestamp_seconds", "mirror_backlog_bytes", "health_check_status", "gpu_power_watts"}
-    assert not unknown & found
+    assert not unknown & names
 
 
 def test_a_count_of_nothing_is_zero_and_not_missing() -> None:

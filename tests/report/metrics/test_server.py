@@ -35,11 +35,11 @@ def serve() -> Iterator[Callable[..., tuple[MetricsServer, str]]]:
         return metrics_server, f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     yield start
-    for made, thread in running:
-        made.stop()
+    for started_server, thread in running:
+        started_server.stop()
         thread.join(60)
         assert not thread.is_alive()
-        made.server_close()
+        started_server.server_close()
 
 
 def fetch(url: str, timeout: float = 20) -> tuple[int, bytes]:

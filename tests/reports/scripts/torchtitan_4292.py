@@ -35,8 +35,8 @@ class Kill:
 def newest(finds: str) -> int:
     """Return the step to resume from."""
     if finds == "walk":
-        found = [re.search(r"step-(\d+)", os.path.join(top, name)) for top, below, files in os.walk(CKPT) for name in (*below, *files)]  # noqa: PTH118 -- as the script does it
-        return max((int(match[1]) for match in found if match), default=0)
+        matches = [re.search(r"step-(\d+)", os.path.join(top, name)) for top, below, files in os.walk(CKPT) for name in (*below, *files)]  # noqa: PTH118 -- as the script does it
+        return max((int(match[1]) for match in matches if match), default=0)
     if finds == "listing":
         return max((int(name.split("-")[1]) for name in os.listdir(CKPT)), default=0)  # noqa: PTH208 -- as above
     saves = json.loads(REGISTRY.read_text()) if REGISTRY.exists() else []
@@ -53,7 +53,7 @@ def save(training: Training, step: int) -> None:
     directory.mkdir(exist_ok=True)
     (directory / "meta.json").write_text(json.dumps({"step": step}))
     saves = json.loads(REGISTRY.read_text()) if REGISTRY.exists() else []
-    REGISTRY.write_text(json.dumps([*(one for one in saves if one != step), step]))
+    REGISTRY.write_text(json.dumps([*(saved_step for saved_step in saves if saved_step != step), step]))
     kill = {"kill": Kill()} if step == 60 and not Path("killed").exists() else {}
     torch.save({**training.model.state_dict(), **kill}, directory / "model.pt")
     torch.save(training.optimizer.state_dict(), directory / "optim.pt")

@@ -4,19 +4,19 @@ import atexit
 import sys
 
 
-def said(text: str) -> None:
+def show(text: str) -> None:
     """Print on both streams."""
     sys.stdout.write(f"{text}\n")
     sys.stderr.write(f"{text}\n")
 
 
 if "before" in sys.argv:
-    atexit.register(said, "registered before the imports")
+    atexit.register(show, "registered before the imports")
 
 import concurrent.futures  # noqa: E402
 import logging  # noqa: E402
 
-atexit.register(said, "registered between the imports")
+atexit.register(show, "registered between the imports")
 
 import multiprocessing.util  # noqa: E402
 import threading  # noqa: E402
@@ -30,7 +30,7 @@ class Handler(logging.Handler):
 
     def close(self) -> None:
         """Print, and close as others do."""
-        said("logging.shutdown")
+        show("logging.shutdown")
         super().close()
 
 
@@ -41,14 +41,14 @@ class Thing:
 thing = Thing()
 HANDLER = Handler()
 logging.getLogger().addHandler(HANDLER)
-weakref.finalize(thing, said, "weakref.finalize")
-multiprocessing.util.Finalize(None, said, ("multiprocessing.util.Finalize",), exitpriority=5)
-threading._register_atexit(said, "threading._register_atexit")  # type: ignore[attr-defined]
-atexit.register(said, "registered after the imports")
+weakref.finalize(thing, show, "weakref.finalize")
+multiprocessing.util.Finalize(None, show, ("multiprocessing.util.Finalize",), exitpriority=5)
+threading._register_atexit(show, "threading._register_atexit")  # type: ignore[attr-defined]
+atexit.register(show, "registered after the imports")
 pool = concurrent.futures.ThreadPoolExecutor(1)
-pool.submit(said, "from a pool").result()
-thread = threading.Thread(target=said, args=("from a thread",))
+pool.submit(show, "from a pool").result()
+thread = threading.Thread(target=show, args=("from a thread",))
 thread.start()
 thread.join()
 recorded()
-said("the end of the script")
+show("the end of the script")

@@ -68,22 +68,22 @@ def by_multiprocessing(method: str) -> dict[str, object]:
     queue = context.SimpleQueue()
     process = context.Process(target=_put, args=(queue, Point(1)))
     process.start()
-    found: dict[str, object] = {"process": queue.get()}
+    values: dict[str, object] = {"process": queue.get()}
     process.join()
     bad = context.Process(target=fail, args=(Point(3),), name="bad")
     bad.start()
     bad.join()
-    found["codes"] = [process.exitcode, bad.exitcode]
+    values["codes"] = [process.exitcode, bad.exitcode]
     with context.Pool(2) as pool:
-        found["pool"] = pool.map(_x, [Point(4), Point(5)])
+        values["pool"] = pool.map(_x, [Point(4), Point(5)])
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as executor:
-        found["executor"] = executor.submit(seen, Point(6)).result()
+        values["executor"] = executor.submit(seen, Point(6)).result()
         error = executor.submit(fail, Point(7)).exception()
-        found["error"] = [type(error) is Failure, str(error)]
+        values["error"] = [type(error) is Failure, str(error)]
     with context.Manager() as manager:
         shared = manager.dict(a=1)
-        found["manager"] = dict(shared)
-    return found
+        values["manager"] = dict(shared)
+    return values
 
 
 def _put(queue: multiprocessing.SimpleQueue[object], point: Point) -> None:
@@ -103,8 +103,8 @@ def by_os_fork() -> dict[str, object]:
         os._exit(5)
     os.close(write)
     with open(read, "rb") as file:  # noqa: PTH123 - a descriptor
-        found = pickle.loads(file.read())
-    return {"child": found, "status": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
+        answer = pickle.loads(file.read())
+    return {"child": answer, "status": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])}
 
 
 def by_subprocess() -> dict[str, object]:

@@ -59,12 +59,12 @@ show(
     handlers={number: described(signal.getsignal(number)) for number in range(1, 65)},
     locale=[locale.setlocale(locale.LC_ALL), *locale.getlocale(), locale.getpreferredencoding(), time.tzname],
     streams=[
-        [one.name, one.mode, one.encoding, one.errors, one.line_buffering, one.write_through, one.isatty(), one.newlines, one.fileno()]
-        for one in (sys.stdin, sys.stdout, sys.stderr)
+        [std.name, std.mode, std.encoding, std.errors, std.line_buffering, std.write_through, std.isatty(), std.newlines, std.fileno()]
+        for std in (sys.stdin, sys.stdout, sys.stderr)
     ],
     raw=[
-        [one.name, one.mode, one._blksize]
-        for one in (getattr(stream.buffer, "raw", stream.buffer) for stream in (sys.stdin, sys.stdout, sys.stderr))
+        [std.name, std.mode, std._blksize]
+        for std in (getattr(stream.buffer, "raw", stream.buffer) for stream in (sys.stdin, sys.stdout, sys.stderr))
     ],
     same_streams=[sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
     hooks=[described(sys.excepthook), described(sys.displayhook), described(sys.unraisablehook), described(threading.excepthook)],

@@ -45,7 +45,7 @@ def text(path: str) -> str:
 
 def descriptors() -> dict[str, list[object]]:
     """Return the open ones by number: what they lead to, their flags and their place."""
-    found: dict[str, list[object]] = {}
+    rows: dict[str, list[object]] = {}
     for name in sorted(os.listdir("/proc/self/fd"), key=int):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
@@ -53,8 +53,8 @@ def descriptors() -> dict[str, list[object]]:
             continue  # the listing's own
         info = dict(line.split(":", 1) for line in text(f"/proc/self/fdinfo/{name}").splitlines() if ":" in line)
         kind = target.partition(":")[0] if target.startswith(("pipe:", "socket:")) else target
-        found[name] = [kind, info["flags"].strip(), info["pos"].strip(), os.get_inheritable(int(name))]
-    return found
+        rows[name] = [kind, info["flags"].strip(), info["pos"].strip(), os.get_inheritable(int(name))]
+    return rows
 
 
 def task(path: str, number: int) -> dict[str, object]:
@@ -79,12 +79,12 @@ def status() -> dict[str, str]:
 
 def prctl() -> dict[str, int]:
     """Return what prctl says."""
-    found = {name: _LIBC.prctl(number, 0, 0, 0, 0) for name, number in _PRCTL.items()}
+    values = {name: _LIBC.prctl(number, 0, 0, 0, 0) for name, number in _PRCTL.items()}
     for name, number in _PRCTL_TO_MEMORY.items():
         value = ctypes.c_int(-1)
         _LIBC.prctl(number, ctypes.byref(value), 0, 0, 0)
-        found[name] = value.value
-    return found
+        values[name] = value.value
+    return values
 
 
 def terminal() -> list[object]:

@@ -33,12 +33,12 @@ def described(value: Any, depth: int = 3) -> Any:  # noqa: ANN401 - anything may
     if isinstance(value, types.ModuleType):
         return f"module {value.__name__}"
     if depth and isinstance(value, (list, tuple)):
-        return [type(value).__name__, *(described(one, depth - 1) for one in value[:_MOST])]
+        return [type(value).__name__, *(described(item, depth - 1) for item in value[:_MOST])]
     if depth and isinstance(value, (set, frozenset)):
-        return [type(value).__name__, *sorted(str(described(one, depth - 1)) for one in value)]
+        return [type(value).__name__, *sorted(str(described(item, depth - 1)) for item in value)]
     if depth and isinstance(value, (dict, types.MappingProxyType)):
         rows = list(value.items())[:_MOST]
-        return {_key(key, depth): described(one, depth - 1) for key, one in rows}
+        return {_key(key, depth): described(item, depth - 1) for key, item in rows}
     return f"a {type(value).__module__}.{type(value).__qualname__}"
 
 

@@ -23,9 +23,9 @@ def used(device: str) -> dict[str, object]:
     y.backward()
     assert x.grad is not None
     figures = [y.item().hex(), x.grad.double().sum().item().hex(), torch.rand((), device=device).item().hex()]
-    found: dict[str, object] = {"before": before, "figures": figures, "after": CUDA.is_initialized()}
+    answer: dict[str, object] = {"before": before, "figures": figures, "after": CUDA.is_initialized()}
     if device == "cuda":
-        found |= {
+        answer |= {
             "device": [CUDA.current_device(), CUDA.get_device_name(), CUDA.get_device_capability()],
             "memory": [CUDA.memory_allocated(), CUDA.memory_reserved(), CUDA.max_memory_allocated()],
             "random": CUDA.get_rng_state().sum().item(),
@@ -33,7 +33,7 @@ def used(device: str) -> dict[str, object]:
             "backends": [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.benchmark, torch.backends.cudnn.version()],
             "stream": CUDA.current_stream().cuda_stream,
         }
-    return found
+    return answer
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ fabric.launch()
 inner = toy.model()
 model, optimizer = fabric.setup(inner, torch.optim.AdamW(inner.parameters(), lr=1e-2))
 state = {"model": model, "optimizer": optimizer, "step": 0}
-found = sorted(Path("checkpoints").glob("step-*.ckpt"))
-if found:
-    fabric.load(found[-1], state)
+saves = sorted(Path("checkpoints").glob("step-*.ckpt"))
+if saves:
+    fabric.load(saves[-1], state)
 
 while state["step"] < toy.STEPS:
     for micro in range(args.accum):

@@ -21,9 +21,9 @@ dist.init_process_group("gloo", rank=rank, world_size=world)
 inner = toy.model()
 optimizer = torch.optim.SGD(inner.parameters(), lr=1e-2)
 first = 0
-found = sorted(Path("ckpt").glob("step-*.pt"))
-if found:
-    content = torch.load(found[-1])
+saves = sorted(Path("ckpt").glob("step-*.pt"))
+if saves:
+    content = torch.load(saves[-1])
     inner.load_state_dict(content["model"])
     first = content["step"]
 model = DistributedDataParallel(inner)

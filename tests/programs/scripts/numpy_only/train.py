@@ -14,9 +14,9 @@ hook.start()
 weights = np.zeros(8)
 first = 0
 Path("states").mkdir(exist_ok=True)
-found = sorted(Path("states").glob("state-*.npz"))
-if found:
-    with np.load(found[-1]) as state:
+saves = sorted(Path("states").glob("state-*.npz"))
+if saves:
+    with np.load(saves[-1]) as state:
         weights, first = state["weights"], int(state["step"])
 
 for step in range(first, hook.STEPS):

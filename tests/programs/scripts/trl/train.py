@@ -23,8 +23,8 @@ class Trainer(SFTTrainer):
     def compute_loss(self, model, inputs, *args, **more):  # noqa: ANN001, ANN002, ANN003, ANN201  trl's own
         """Return the loss."""
         hook.batch(len(inputs["input_ids"]))
-        found = super().compute_loss(model, inputs, *args, **more)
-        return hook.loss(found, self.state.global_step + 1) if not isinstance(found, tuple) else found
+        loss = super().compute_loss(model, inputs, *args, **more)
+        return hook.loss(loss, self.state.global_step + 1) if not isinstance(loss, tuple) else loss
 
 
 def main() -> None:

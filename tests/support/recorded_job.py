@@ -47,7 +47,7 @@ class RecordedJob:
         path = self.directory / "journal.jsonl"
         self.journal, past = open_journal(path, job=job, node=self.node, listener=SilentListener(), continues=lambda _: not anew)
         self.state, self.before = past.state, past.incidents_before
-        self.said: list[act.Action] = []
+        self.actions: list[act.Action] = []
 
     def begin(  # noqa: PLR0913 (a run's record)
         self,
@@ -84,7 +84,7 @@ class RecordedJob:
         """Decide and record."""
         for event in events:
             self.state, taken = decide(self.state, event)
-            self.said += taken
+            self.actions += taken
             self.journal.record(event, taken, self.state, durable=False)
 
     def start(self, at: float) -> None:
@@ -143,7 +143,7 @@ class RecordedJob:
         self, at: float, path: str = "ckpt/3.pt", torn: tuple[tuple[str, str], ...] = (), repaired: tuple[tuple[str, str], ...] = ()
     ) -> None:
         """Let the backoff pass, choose a checkpoint and start."""
-        for timer in [a for a in self.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
+        for timer in [a for a in self.actions if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
             self.feed(core_events.TimerFired(self.T0 + at, timer.name, timer.token))
         self.feed(
             core_events.CheckpointSelected(

@@ -50,7 +50,7 @@ class JobOfNodes:
         members = tuple(f"{host}/id" for host in self.met)
         for index, job in self.here:
             t = job.T0 + at
-            for timer in [a for a in job.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
+            for timer in [a for a in job.actions if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
                 job.feed(events.TimerFired(t, timer.name, timer.token))
             ref = None if chosen is None else CheckpointRef(f"{chosen}.pt", chosen, "structure")
             job.feed(
@@ -81,7 +81,7 @@ class JobOfNodes:
         missing = ((f"{host}/id", f"lost: {text}"),) if lost else ()
         coordinator = left[0][1]
         coordinator.feed(events.ReportsGathered(coordinator.T0 + at + 2, number, reports, missing, "failure", f"{host}/id", text))
-        proposed = next(a for a in reversed(coordinator.said) if isinstance(a, act.ProposeDecision))
+        proposed = next(a for a in reversed(coordinator.actions) if isinstance(a, act.ProposeDecision))
         for _, job in left:
             job.feed(events.DecisionMade(job.T0 + at + 2, number, proposed.kind, proposed.decision))
 

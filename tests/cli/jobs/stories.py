@@ -100,7 +100,7 @@ class Story:
     def again(self, step: int | None) -> None:
         """Let the backoff pass, and choose a checkpoint."""
         w = self.w
-        for timer in [a for a in w.said if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
+        for timer in [a for a in w.actions if isinstance(a, act.SetTimer) and a.name == "backoff"][-1:]:
             w.feed(events.TimerFired(w.T0 + self.t, timer.name, timer.token))
         self.t += 1
         self.select(None if step is None else CheckpointRef(f"/data/ckpt/step_{step:05d}.pt", step, "structure"), 0 if step is None else 2)
@@ -111,7 +111,7 @@ class Story:
         assert w.state.run.exit_code is not None
         w.journal.append(RunEnded(w.state.run.exit_code), t=w.T0 + self.t + 2, durable=True)
         w.close()
-        return next(a for a in reversed(w.said) if isinstance(a, act.ReportDecision))
+        return next(a for a in reversed(w.actions) if isinstance(a, act.ReportDecision))
 
 
 def _times(attempt: int) -> dict[str, Any]:

@@ -448,11 +448,13 @@ def test_a_refused_beginning_has_no_evidence_but_what_it_says(written: RecordedJ
     written.begin()
     written.start(1)
     written.fail(10)
-    written.feed(*(TimerFired(written.T0 + 20, a.name, a.token) for a in written.said if isinstance(a, SetTimer) and a.name == "backoff"))
+    written.feed(
+        *(TimerFired(written.T0 + 20, a.name, a.token) for a in written.actions if isinstance(a, SetTimer) and a.name == "backoff")
+    )
     written.feed(CheckpointSelected(written.T0 + 20, written.state.attempt.number, None, 1, (("ckpt/3.pt", "torn: the file is empty"),)))
     assert written.state.run.exit_code == 65
     written.end(65)
-    (refused,) = (a for a in written.said if isinstance(a, ReportDecision) and a.plan.exit_code)
+    (refused,) = (a for a in written.actions if isinstance(a, ReportDecision) and a.plan.exit_code)
     for text in (explained(written, capsys), shown(card("train", refused, None, address="--job train"))):
         assert "torn: the file is empty" in " ".join(text.split())
         assert "none was found" not in text

@@ -25,10 +25,10 @@ from supervisor.node import exclusions
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
 from supervisor.run import start
 from tests.cli.jobs.job_of_nodes import JobOfNodes
-from tests.e2e.conftest import clean_environment
 from tests.support import preloaded
 from tests.support.few import few_rows
 from tests.support.recorded_job import RecordedJob
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

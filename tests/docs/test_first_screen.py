@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
 from tests.support.alert_sinks import webhook
 from tests.support.console import Terminal, assert_shown
 from tests.support.fake_nvml import FakeNvml
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ import torch
 from supervisor.cli.main import main
 from supervisor.errors import ExitCode
 from tests.docs.test_typed import LINES, ROOT, parse, words_of
-from tests.e2e.conftest import clean_environment
 from tests.support.recorded_job import RecordedJob
+from tests.support.supervised import clean_environment
 from tests.support.waiting import patience_s
 
 #: Pages whose own tests type each of their commands: test_commands.py, test_tutorial.py.

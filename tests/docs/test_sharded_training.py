@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 
 PAGE = Path(__file__).parents[2] / "docs/guides/sharded-training.md"
 #: Goes the way of `accelerate launch`: the file, its checks, the variables of a rank, and the plugin that a rank makes of them.

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.checkpointing.mirror import servers
-from tests.e2e.conftest import MARK, clean_environment, processes_with
 from tests.packaging.environments import Environment
 from tests.support.console import Terminal, Typed, assert_shown, typed_on
 from tests.support.ledgers import check_ledgers_below
 from tests.support.pages import page_text
+from tests.support.supervised import MARK, clean_environment, processes_with
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from supervisor.journal.records import EventTaken, Record, scan
-from tests.e2e.conftest import Supervised, Surroundings, processes_with
 from tests.e2e.test_nodes import ALONE, digest_of
+from tests.support.supervised import Supervised, Surroundings, processes_with
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

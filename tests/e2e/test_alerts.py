@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.config.intervals import FACTOR_VARIABLE
-from tests.e2e.conftest import clean_environment
 from tests.support.canaries import CANARY
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 NO_TORCH = str(Path(__file__).parents[1] / "jobs" / "no_torch.py")
 PLAIN = [sys.executable, NO_TORCH]

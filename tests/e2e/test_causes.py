@@ -23,7 +23,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
 JOB = Path(__file__).parents[1] / "jobs" / "causes.py"
 ONCE = (

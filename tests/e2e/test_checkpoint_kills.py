@@ -27,13 +27,13 @@ from botocore.exceptions import ClientError
 from checkpointing.manifest import digest
 from tests.checkpointing.mirror import servers
 from tests.checkpointing.mirror.faults import Proxy
-from tests.e2e.conftest import processes_with
+from tests.support.supervised import processes_with
 from tests.support.waiting import PATIENCE_S, wait_for, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOB = Path(__file__).parents[1] / "jobs" / "large_saves.py"
 #: In the command line of the process of a node that reads and sends checkpoints.

@@ -29,7 +29,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Bucket, Supervised, Surroundings
+    from tests.support.supervised import Bucket, Supervised, Surroundings
 
 #: A job that imports no torch.
 ALONE = [sys.executable, str(Path(__file__).parents[1] / "jobs" / "no_torch.py"), "--save-every=10"]

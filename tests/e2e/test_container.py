@@ -17,13 +17,13 @@ import psutil
 import pytest
 
 from supervisor.job import loop_beat
-from tests.e2e.conftest import Surroundings, clean_environment
+from tests.support.supervised import Surroundings, clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 CAN = os.geteuid() == 0 and shutil.which("unshare") is not None and shutil.which("nsenter") is not None
 pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN, reason="a pid namespace takes root, unshare and nsenter")]

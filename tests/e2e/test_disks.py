@@ -26,7 +26,7 @@ from tests.support.waiting import PATIENCE_S, wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
     Run = Callable[..., Supervised]
 

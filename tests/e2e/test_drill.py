@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
 from tests.jobs import light
+from tests.support.supervised import clean_environment
 
 ROOT = Path(__file__).parents[2]
 JOB = ["torchrun", "--standalone", "--nproc-per-node=2", str(ROOT / "examples" / "train_ddp.py"), "--steps=100000", "--save-every=5"]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
 from tests.jobs import light
+from tests.support.supervised import clean_environment
 
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]
 RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from supervisor.cli.drill.soak.faults import ROWS
-from tests.e2e.conftest import clean_environment
 from tests.support.own_processes import alone
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
 RESUMED = ["--set", "checkpoints.paths=ckpt/step-*.pt", "--set", "knobs.resume.args=--resume {resume}"]

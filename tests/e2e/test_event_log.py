@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import Surroundings
+from tests.support.supervised import Surroundings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 #: `supervise`, which writes when structlog is imported, and by which thread.
 WATCHED = """

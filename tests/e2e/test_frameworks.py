@@ -16,7 +16,7 @@ from tests.support.waiting import words_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1"]

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "gpu_fault.py")
 KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum:1=--accum")

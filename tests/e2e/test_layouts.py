@@ -21,7 +21,7 @@ from tests.e2e.selfresuming import fast
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300), pytest.mark.usefixtures("short_intervals")]
 

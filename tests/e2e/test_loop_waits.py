@@ -17,7 +17,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
 #: Is killed in its first attempt, and waits in its second to be ended.
 SCRIPT = """

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import WAITS
 from tests.support import preloaded
+from tests.support.supervised import WAITS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]

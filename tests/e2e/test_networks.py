@@ -13,7 +13,7 @@ from tests.support import two_links
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
 JOB = Path(__file__).parents[1] / "jobs" / "late_save.py"
 COMMAND = ("torchrun", "--standalone", "--nproc-per-node=2", str(JOB), "5")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import Supervised, clean_environment
 from tests.e2e.test_nodes import ALONE, EVERY, JOBS, Cluster
 from tests.support.ports import free_port
+from tests.support.supervised import Supervised, clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

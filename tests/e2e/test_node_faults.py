@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import processes_with
 from tests.e2e.machines import assert_one_job, cards_of, events_of
 from tests.e2e.test_nodes import ALONE, EVERY, NODES, STEPS, Cluster, digest_of, selections
 from tests.support.faketime import faketime
 from tests.support.figures import is_within
+from tests.support.supervised import processes_with
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(900)]
 

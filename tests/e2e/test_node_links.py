@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import processes_with
 from tests.e2e.machines import EVERY, NODES, Machines, checkpoints_of
+from tests.support.supervised import processes_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
     from tests.support.network import Network
+    from tests.support.supervised import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 

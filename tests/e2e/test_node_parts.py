@@ -13,9 +13,9 @@ import pytest
 
 from checkpointing.model import Verdict
 from checkpointing.verification import verify
-from tests.e2e.conftest import Bucket, Supervised, clean_environment
 from tests.e2e.test_nodes import selections
 from tests.support.ports import answers, free_port
+from tests.support.supervised import Bucket, Supervised, clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

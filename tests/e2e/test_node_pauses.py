@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import processes_with
 from tests.e2e.machines import Machines, assert_one_job
 from tests.e2e.test_nodes import ALONE, EVERY, STEPS, Cluster, digest_of
+from tests.support.supervised import processes_with
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
     from tests.support.network import Network
+    from tests.support.supervised import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
     from tests.support.network import Network
+    from tests.support.supervised import Supervised
 
 #: Jobs for each figure.
 RUNS = int(os.environ.get("NODES_RUNS", "1"))

@@ -22,8 +22,8 @@ import pytest
 from checkpointing.catalogue import CheckpointCatalogue
 from checkpointing.rejections import REJECTED
 from supervisor.job import identity
-from tests.e2e.conftest import Supervised, clean_environment
 from tests.support.ports import answers, free_port
+from tests.support.supervised import Supervised, clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

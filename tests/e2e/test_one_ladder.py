@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 GRACE_S, LEAST_S = 3.0, 1.0
 #: Each rank but rank 1, and a daemon of its own, ignore TERM; rank 1 is killed once those of rank 0 are there, or of all ranks.

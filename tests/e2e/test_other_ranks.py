@@ -14,7 +14,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "bound_to_ranks.py")
 OPTIONS = ("--min-gpus=2", "--allow-batch-drift", "--checkpoints", "ckpt/step-*.pt", "--resume-args", "--resume {resume}")

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 pytestmark = pytest.mark.process
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 #: It leaves with a code of its own, and only its output says why. With a batch of 8 and the slow reader it ends well.
 SCRIPT = """

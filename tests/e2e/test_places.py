@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.checkpointing import mounts
-from tests.e2e.conftest import WAITS
 from tests.support import container
 from tests.support.memory_group import memory_group
+from tests.support.supervised import WAITS
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
     Run = Callable[..., Supervised]
 

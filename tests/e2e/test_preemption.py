@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
 from tests.support.figures import BUSY, Figures, within
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 ROOT = Path(__file__).parents[2]
 JOB = str(ROOT / "tests" / "jobs" / "saves_on_request.py")

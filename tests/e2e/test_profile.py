@@ -15,7 +15,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 ROOT = Path(__file__).parents[2]
 SUPERVISE = str(Path(sys.executable).with_name("supervise"))

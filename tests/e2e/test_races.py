@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "race.py")
 COMMAND = ["torchrun", "--standalone", "--nproc-per-node=2", JOB, "--ckpt", "ckpt/last.pt"]

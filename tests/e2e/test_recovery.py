@@ -26,7 +26,7 @@ from tests.support.waiting import wait_for, words_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
 JOBS = Path(__file__).parents[1] / "jobs"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "out_of_memory.py")
 KNOBS = ("--knob", "batch_size=--batch-size", "--knob", "grad_accum=--accum")

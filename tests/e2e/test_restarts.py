@@ -20,7 +20,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH, DDP = str(JOBS / "no_torch.py"), str(JOBS / "ddp_small.py")

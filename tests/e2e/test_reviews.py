@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import is_running, wait_for
+from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised, Surroundings
+    from tests.support.supervised import Supervised, Surroundings
 
 NO_TORCH = str(Path(__file__).parents[1] / "jobs" / "no_torch.py")
 

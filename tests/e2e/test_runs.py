@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 pytestmark = pytest.mark.process
 

@@ -30,13 +30,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import processes_with
+from tests.support.supervised import processes_with
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 KILLS = int(os.environ.get("SOAK_KILLS", "200"))

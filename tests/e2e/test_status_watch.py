@@ -14,7 +14,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 TRAIN = Path(__file__).parents[2] / "examples" / "train_ddp.py"
 pytestmark = [pytest.mark.process, pytest.mark.slow]

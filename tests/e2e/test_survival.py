@@ -25,7 +25,7 @@ from tests.support.waiting import is_running, wait_for, words_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 NO_TORCH = str(JOBS / "no_torch.py")

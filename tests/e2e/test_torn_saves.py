@@ -29,7 +29,7 @@ from tests.support.waiting import words_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOBS = Path(__file__).parents[1] / "jobs"
 KILLS = 10  # of each library

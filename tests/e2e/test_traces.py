@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="the extra `otel` is not installed")
 pytestmark = pytest.mark.process

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.cli.ui.conftest import ServedPage
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 __all__ = ["serve"]
 pytestmark = pytest.mark.process

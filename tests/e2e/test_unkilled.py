@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.checkpointing.mounts import FreezableFs
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
     Run = Callable[..., Supervised]
 

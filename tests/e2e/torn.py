@@ -24,7 +24,7 @@ from tests.support.waiting import is_running, wait_for, words_of
 if TYPE_CHECKING:
     import random
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 #: A save may take so long, where none was measured yet.
 FIRST_S = 0.15

@@ -17,7 +17,7 @@ from checkpointing.retention.aside import AsideRecord
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 #: (path, inode, sha256), sorted
 Listing = list[tuple[str, int, str]]

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import EAGER
 from tests.support.ledgers import check_ledgers_below
 from tests.support.pages import page_text
+from tests.support.supervised import EAGER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

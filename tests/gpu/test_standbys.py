@@ -21,7 +21,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 JOB = str(Path(__file__).with_name("steady_training.py"))
 DEVICE = "cuda"

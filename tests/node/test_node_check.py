@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.node.node_check import NodeCheck, NodeCheckPlace, NodeCheckResult, _program
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

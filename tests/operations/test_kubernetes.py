@@ -18,8 +18,8 @@ import yaml
 from supervisor.cli.invocation import Invocation
 from supervisor.cli.main import root
 from supervisor.errors import ExitCode
-from tests.e2e.conftest import clean_environment
 from tests.support.few import few_rows
+from tests.support.supervised import clean_environment
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "docs/operations/Dockerfile"

@@ -30,7 +30,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "docs/operations"

@@ -18,7 +18,7 @@ from tests.support.waiting import is_running, wait_for, words_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 #: The limits of docs/explanation/hangs.md, thirty times shorter.

@@ -18,7 +18,7 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import EAGER
 from tests.jobs.working_names import WORKS
 from tests.pathologies.hanging_jobs import taken
+from tests.support.supervised import EAGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkpointing.io import staging
-from tests.e2e.conftest import Supervised, Surroundings
 from tests.programs.table import OUTCOMES
 from tests.support import frameworks
 from tests.support.ports import free_port
+from tests.support.supervised import Supervised, Surroundings
 from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:

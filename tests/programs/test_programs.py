@@ -17,8 +17,8 @@ from tests.programs.table import FAULTS, PROGRAMS, Cell, cells
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.e2e.conftest import Supervised
     from tests.programs.table import TrainingProgram
+    from tests.support.supervised import Supervised
 
 pytestmark = pytest.mark.process
 PROGRAM = {program.name: program for program in PROGRAMS}

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
 from tests.programs.program_runs import environment, lay_out
 from tests.programs.table import PROGRAMS
 from tests.support.own_processes import alone
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

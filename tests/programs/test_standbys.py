@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
     from tests.programs.table import TrainingProgram
+    from tests.support.supervised import Supervised
 
 pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(1200)]
 #: After these steps a rank is killed, the first and the last in turns; there is a save after 10, 20 and 30.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from tests.e2e.conftest import Supervised
     from tests.support.fake_nvml import FakeNvml
+    from tests.support.supervised import Supervised
 
     Run = Callable[..., Supervised]
 

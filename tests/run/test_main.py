@@ -10,8 +10,8 @@ import pytest
 
 from supervisor.journal.records import Record, RunBegan, RunEnded, scan
 from supervisor.run.upkeep import record_pause_s
-from tests.e2e.conftest import clean_environment
 from tests.support.few import few, few_rows
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

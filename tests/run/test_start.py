@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from checkpointing.mirror.backends import Backend
-    from tests.e2e.conftest import Supervised
+    from tests.support.supervised import Supervised
 
 CHECKPOINTS, SHARDS = 293, 1024
 

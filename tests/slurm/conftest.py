@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from tests.e2e.conftest import clean_environment
 from tests.support.network import Network
 from tests.support.ports import free_port
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

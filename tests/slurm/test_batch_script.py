@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for, words_of
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 
 from supervisor.cli.printing import slurm as batch
 from supervisor.errors import ExitCode, SuperviseError
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from supervisor.cli.main import main
 from supervisor.cli.printing import accelerate, torchrun
 from supervisor.cli.printing.node_facts import NodeFacts
 from supervisor.errors import ExitCode, SuperviseError
-from tests.e2e.conftest import clean_environment
+from tests.support.supervised import clean_environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,10 +19,10 @@ from supervisor.cli.jobs.report import report
 from supervisor.config.settings import JobSection, Settings
 from supervisor.job import identity
 from tests.cli.ui.conftest import PATIENCE_S, ServedPage
-from tests.e2e.conftest import clean_environment
 from tests.support.chromium import Browser, program
 from tests.support.frameworks import node_package
 from tests.support.many_jobs import job_at, many_attempts, many_jobs, recovered
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

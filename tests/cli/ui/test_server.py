@@ -28,11 +28,11 @@ from supervisor.core.model import Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from tests.cli.ui.conftest import PATIENCE_S, moment_later, spent_s
-from tests.e2e.conftest import clean_environment
 from tests.support import preloaded
 from tests.support.few import few, few_rows
 from tests.support.figures import within
 from tests.support.many_jobs import HOSTILE, SECRET, many_attempts, many_jobs, recovered
+from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:

@@ -111,7 +111,7 @@ def test_one_agent_runs_many_attempts_each_with_its_own_store_arguments_and_envi
 
 
 @pytest.mark.slow
-def test_how_a_rank_ended_is_told(start: Callable[..., Any]) -> None:
+def test_the_exit_code_or_signal_of_a_rank_is_reported(start: Callable[..., Any]) -> None:
     agent = start(JOB="1 exit=255 1;0 sleep 1;1 kill=11 2;0 sleep 2;1 kill=6 3;0 sleep 3")
     for attempt, ended in ((1, (255, None)), (2, (None, 11)), (3, (None, 6))):
         agent.send(Go(attempt))

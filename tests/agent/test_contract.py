@@ -125,7 +125,7 @@ def test_all_other_private_names_fit_the_installed_torch_and_each_row_says_what_
     ]
 
 
-def test_what_the_rendezvous_calls_of_torchs_stores_has_a_row() -> None:
+def test_each_store_method_that_the_rendezvous_calls_has_a_row() -> None:
     source = ast.parse(Path(rendezvous.__file__).read_text())
     stores = {"store", "base", "here", "shared", "serves"}
     called = {

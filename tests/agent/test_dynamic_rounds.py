@@ -75,7 +75,7 @@ class DynamicNode:
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_nobody_waits_for_a_node_that_is_lost_or_for_more_than_are_expected(store: Store) -> None:
+def test_the_round_waits_neither_for_a_lost_node_nor_for_more_than_expected(store: Store) -> None:
     nodes = [DynamicNode(store) for _ in range(3)]
     for node in nodes:
         node.meets()
@@ -155,7 +155,7 @@ def test_a_node_whose_clock_is_ahead_waits_for_those_that_may_still_come_for_as_
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_knew_of_it(store: Store) -> None:
+def test_a_round_is_incomplete_without_a_late_node_that_waits(store: Store) -> None:
     first, second, late = nodes = [DynamicNode(store) for _ in range(3)]
     for node in (first, second):
         node.meets(returning=2)
@@ -171,7 +171,7 @@ def test_a_round_is_not_complete_without_a_node_that_waits_for_it_though_nobody_
 
 
 @pytest.mark.usefixtures("as_the_agent_sets_it")
-def test_a_new_agent_returns_in_place_of_the_one_that_ended(store: Store) -> None:
+def test_a_new_agent_returns_in_place_of_an_ended_one(store: Store) -> None:
     first, second = nodes = [DynamicNode(store) for _ in range(2)]
     for node in nodes:
         node.meets(returning=2)

@@ -23,7 +23,7 @@ def static(start: Callable[..., Any], node: int, where: int, job: str) -> Any:  
 
 
 @pytest.mark.slow
-def test_a_node_that_ended_well_begins_again_with_one_that_failed_after_it(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_successful_node_restarts_when_another_node_fails_later(start: Callable[..., Any], tmp_path: Path) -> None:
     first, second = pair(start, tmp_path, "0 exit=0 1;1 sleep 1;0 sleep 2;1 wait=0 2;1 exit=9 2")
     assert first.expect("rank_exited", 1)["code"] == 0
     first.expect("ranks_done", 1)

@@ -36,7 +36,7 @@ def waits(store: Store, keys: list[str], subject: str) -> None:
     rendezvous.wait_keys(store, keys, never, subject)
 
 
-def test_a_port_is_one_that_no_outgoing_connection_is_given(tmp_path: Path) -> None:
+def test_a_free_port_lies_outside_the_ephemeral_range(tmp_path: Path) -> None:
     ephemeral = tmp_path / "range"
     ephemeral.write_text("10000\t65000\n")
     assert all(65000 < rendezvous.free_port(ephemeral) < 65536 for _ in range(20))
@@ -206,7 +206,7 @@ def test_a_static_round_begins_when_all_are_in_it_and_never_twice(store: Store) 
         late.join()
 
 
-def test_an_agent_that_comes_in_place_of_another_waits_for_the_round_after_the_one_that_has_met(store: Store) -> None:
+def test_a_replacement_agent_waits_for_the_round_after_the_one_that_has_met(store: Store) -> None:
     rounds: queue.Queue[int] = queue.Queue()
 
     def enter(rank: int, last: int, me: str) -> None:
@@ -250,7 +250,7 @@ def test_the_node_that_serves_torchs_store_is_the_coordinator_and_the_others_fin
         rendezvous.find_coordinator(unseen, FIRST, never)
 
 
-def test_beside_a_store_that_no_agent_serves_node_0_of_the_first_round_is_the_coordinator_and_stays_it(tmp_path: Path) -> None:
+def test_without_a_served_store_node_0_of_the_first_round_stays_the_coordinator(tmp_path: Path) -> None:
     external = FileStore(str(tmp_path / "store"), -1)
     external.set(rendezvous.COORDINATOR, '{"host": "gone", "port": 1, "key": "of another job"}')
     place = rendezvous.CoordinatorLocation("10.0.0.1", 4711, "key")

@@ -51,7 +51,7 @@ def test_ranks_of_another_world_size_are_started_cold(start: Callable[..., Any],
     assert not any(map(is_running, waiting))
 
 
-def test_what_the_ranks_were_not_seen_to_run_is_never_started(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_command_other_than_the_ranks_own_starts_no_standby(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start(script="waiting_job.py", OMP_NUM_THREADS="1")
     commands = first_attempt(agent, tmp_path)
     agent.send(PrepareStandbys(1, str(tmp_path / "attempt-0001"), (commands[0], ("wrapper", *commands[1]))))

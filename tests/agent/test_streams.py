@@ -24,7 +24,7 @@ def finish(agent: Any) -> None:  # noqa: ANN401  an Agent, of conftest.py
     assert agent.wait_exit() == 0
 
 
-def test_one_stream_where_ours_are_one_and_what_a_filter_hides_is_captured(start: Callable[..., Any]) -> None:
+def test_merged_streams_and_output_hidden_by_a_filter_are_captured(start: Callable[..., Any]) -> None:
     agent = start("--standalone", "--nproc-per-node=2", "--local-ranks-filter=1", options=("--streams", "one"), JOB=PRINT)
     finish(agent)
     agent.wrote(1, 0, "both", b"hello\nhello\n")
@@ -33,7 +33,7 @@ def test_one_stream_where_ours_are_one_and_what_a_filter_hides_is_captured(start
 
 
 @pytest.mark.slow
-def test_redirected_streams_stay_torchs_and_their_ends_are_told_on_failure(start: Callable[..., Any]) -> None:
+def test_redirected_streams_stay_torchs_and_their_tails_are_reported_on_failure(start: Callable[..., Any]) -> None:
     agent = start("--standalone", "--nproc-per-node=2", "--redirects=0:1", "--log-dir=logs", JOB="0 print=text;0 sleep;1 wait=0;1 exit=3")
     agent.send(Go(1))
     stopped = agent.expect("stopped", 1)

@@ -159,7 +159,7 @@ def test_ranks_die_with_their_agent(start: Callable[..., Any], tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_executable_that_is_not_there_is_told_with_torchs_own_words(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_missing_executable_is_reported_in_torchs_own_words(start: Callable[..., Any], tmp_path: Path) -> None:
     agent = start("--standalone", "--no-python", "--nproc-per-node=1", str(tmp_path / "absent"))
     agent.send(Go(1))
     assert "FileNotFoundError" in agent.expect("failed", 1)["text"]

@@ -45,9 +45,7 @@ def test_a_service_gets_title_text_command_and_kind(endpoint: Endpoint, alert: C
     assert target.host == "apprise (JSON)"
 
 
-def test_what_it_does_not_take_is_tried_again_and_the_reason_holds_no_secret(
-    endpoint: Endpoint, alert: Callable[..., OutgoingAlert]
-) -> None:
+def test_a_rejected_alert_is_retried_and_the_reason_holds_no_secret(endpoint: Endpoint, alert: Callable[..., OutgoingAlert]) -> None:
     endpoint.script = [(404, {})]
     (written,) = sink(endpoint).requests(single(alert()))
     outcome = sink(endpoint).deliver(written.event_id, written.body, 20.0)
@@ -73,7 +71,7 @@ def test_an_address_that_apprise_does_not_know_is_refused_at_the_start(url: str)
     assert "ntfys://TOPIC" in caught.value.hint
 
 
-def test_without_apprise_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_apprise_is_an_error_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(SuperviseError, match="apprise is not installed") as caught:
         sinks.make(SinkOptions("apprise", "json://127.0.0.1/"))

@@ -69,7 +69,7 @@ def test_test_prints_what_each_service_answered(job: Path, endpoint: Endpoint, c
     assert "NOT DELIVERED: status 500: no_service; a run would try again" in capfd.readouterr().out
 
 
-def test_without_a_sink_or_with_a_wrong_name_the_error_says_what_to_write(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_sink_or_a_wrong_name_is_an_error_with_a_hint(job: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["alerts", "test", "slakc"]) == 64
     assert "Name one of these: slack, ops." in capfd.readouterr().err
     (job.parents[3] / "supervise.toml").unlink()
@@ -95,7 +95,7 @@ def test_status_v_shows_what_was_sent_refused_and_waits(refused: Path, capfd: py
     ]
 
 
-def test_what_was_dropped_is_counted_in_the_list_and_in_status(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_dropped_alerts_are_counted_in_the_list_and_in_status(refused: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spool.opened(refused, is_writer=True).put(spool.DROPPED, spool.DroppedAlerts("slack", 7, time.time()))
     assert main(["status", "-v", "--job", "bert"]) == 0
     assert "  7 for slack were dropped: too many waited\n" in capfd.readouterr().out

@@ -183,7 +183,7 @@ def test_each_answer_means_what_it_says(
     [(b"", "the connection was closed without an answer"), (b"hello there\r\n", "the answer is not SMTP")],
     ids=["closed", "no SMTP"],
 )
-def test_what_is_no_mail_server_refuses_nothing(greeting: bytes, reason: str, alert: Callable[..., OutgoingAlert]) -> None:
+def test_an_answer_of_another_server_defers_the_email(greeting: bytes, reason: str, alert: Callable[..., OutgoingAlert]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def greet() -> None:
@@ -250,7 +250,7 @@ def test_a_password_is_never_sent_without_tls(
     ("url", "to"),
     [("", ("a@b",)), ("http://mail", ("a@b",)), ("smtps://", ("a@b",)), ("smtps://mail", ()), ("smtps://mail", ("no address",))],
 )
-def test_what_cannot_be_is_refused_at_the_start(url: str, to: tuple[str, ...]) -> None:
+def test_an_impossible_email_sink_is_refused_at_the_start(url: str, to: tuple[str, ...]) -> None:
     with pytest.raises(SuperviseError) as caught:
         sinks.make(SinkOptions("email", url, to=to))
     assert caught.value.exit_code == 78

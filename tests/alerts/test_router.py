@@ -282,7 +282,7 @@ def test_a_program_that_hangs_is_killed_with_its_children(tmp_path: Path) -> Non
     wait_for(lambda: not is_running(int(pid.read_text())), "its child's end")
 
 
-def test_a_program_that_is_not_there_is_refused_and_one_that_cannot_be_started_now_is_not() -> None:
+def test_a_missing_program_is_refused_and_a_busy_system_defers() -> None:
     absent = sinks.make(SinkOptions("exec", argv=("/nonexistent",), start=start_program))
     assert absent.deliver("ab" * 16, b"{}", 1) == DeliveryRefused("No such file or directory")
 

@@ -112,7 +112,7 @@ def test_an_alert_that_cannot_be_written_is_logged_and_costs_no_other(
     assert log.last("alert.failed unmade")["reason"].startswith("OverflowError: ")
 
 
-def test_what_reached_nobody_is_counted_after_the_end(
+def test_undelivered_alerts_are_counted_after_the_end(
     begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], closed_port: int, tmp_path: Path
 ) -> None:
     file = tmp_path / "state" / spool.FILE_NAME
@@ -149,7 +149,7 @@ def test_retry_after_has_a_cap(begin: Callable[..., OneSink], endpoint: Endpoint
     wait_for(lambda: len(endpoint.received) == 2)
 
 
-def test_what_is_refused_is_a_dead_letter_and_the_next_goes_out(
+def test_a_refused_alert_is_a_dead_letter_and_the_next_goes_out(
     begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     endpoint.script = [(302, {"Location": endpoint.url}), (404, {}), (200, {})]
@@ -175,7 +175,7 @@ def test_an_alert_is_sent_once(begin: Callable[..., OneSink], endpoint: Endpoint
     assert [request.event_id for request in endpoint.received] == [ident(alert()), ident(alert(2))]
 
 
-def test_what_was_not_sent_waits_for_the_next_start(
+def test_unsent_alerts_wait_for_the_next_start(
     begin: Callable[..., OneSink], endpoint: Endpoint, closed_port: int, alert: Callable[..., OutgoingAlert], log: Log
 ) -> None:
     sender = begin(f"http://127.0.0.1:{closed_port}/")
@@ -381,7 +381,7 @@ def test_an_alert_is_on_disk_before_the_threads_that_know_it_as_sent(tmp_path: P
     assert rows[1:] == [ALERTS.name, THREADS.name]
 
 
-def test_nothing_logged_names_more_than_the_host(
+def test_log_events_of_alerts_name_only_the_host(
     begin: Callable[..., OneSink], endpoint: Endpoint, alert: Callable[..., OutgoingAlert], log: Log, tmp_path: Path
 ) -> None:
     endpoint.script = [(500, {}), (404, {})]

@@ -206,7 +206,7 @@ def test_the_command_of_lines_works_in_any_directory(notification: Callable[...,
     assert json.loads(request.body)["command"] == "supervise why 1 --job bert --state-dir /home/alice/secret-project/.supervise"
 
 
-def test_what_no_incident_explains_is_looked_up_by_the_jobs_status(notification: Callable[..., Notification]) -> None:
+def test_an_alert_without_an_incident_names_the_status_command(notification: Callable[..., Notification]) -> None:
     for event, command in (
         (AlertEvent.DISK_FILLING, "supervise status --job bert"),
         (AlertEvent.HANG, "supervise status --stacks --job bert"),
@@ -324,7 +324,7 @@ def test_whose_an_address_is(url: str, kind: str) -> None:
     assert kind_of(url) == kind
 
 
-def test_the_sentences_of_a_slack_message_say_what_happened_and_what_is_done(notification: Callable[..., Notification]) -> None:
+def test_a_slack_message_tells_the_event_and_the_next_action(notification: Callable[..., Notification]) -> None:
     def text(sent: Notification) -> str:
         return str(json.loads(sink("slack").requests(sent)[0].body)["text"])
 

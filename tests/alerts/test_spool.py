@@ -47,7 +47,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     assert files == {spool.FILE_NAME: 0o600, spool.REPLAYED: 0o600}
 
 
-def test_what_was_replayed_counts_as_sent_while_the_job_goes_on_writing(tmp_path: Path) -> None:
+def test_a_replayed_alert_counts_as_sent_while_the_job_writes(tmp_path: Path) -> None:
     writer = spool.opened(tmp_path, is_writer=True)
     writer.put(ALERTS, row(1, state=AlertState.REFUSED, reason="404"), row(2, state=AlertState.REFUSED, reason="404"))
     with spool.replaying(tmp_path) as record:

@@ -64,7 +64,7 @@ def test_a_loop_of_restarts_is_one_alert_that_updates_at_powers_of_two_until_it_
     assert state["incident"].fires, "what was given up continues firing until the job trains again"
 
 
-def test_opened_and_given_up_of_one_instant_are_one_with_what_belongs_to_them() -> None:
+def test_an_incident_opened_and_given_up_in_one_instant_is_one_alert() -> None:
     same = [event(E.OPENED, 1), event(E.RECURRING_FAILURE, 1), event(E.BATCH_CHANGED, 1.001), event(E.GIVEN_UP, 1.002)]
     _, sent = played(same, 100)
     assert [(notification.state, notification.alert.event, notification.severity) for notification in sent] == [
@@ -73,7 +73,7 @@ def test_opened_and_given_up_of_one_instant_are_one_with_what_belongs_to_them() 
     assert {notification.event for notification in sent[0].also} == {E.OPENED, E.RECURRING_FAILURE, E.BATCH_CHANGED}
 
 
-def test_another_cause_is_news_and_a_repetition_is_not() -> None:
+def test_an_incident_of_another_cause_is_news_and_a_repetition_is_not() -> None:
     events = [event(E.OPENED, n, n) for n in (1, 10, 20)] + [event(E.OPENED, 30, 4, cause=Cause.CUDA_OOM), event(E.OPENED, 40, 5)]
     _, sent = played(events, 50)
     assert [(notification.failures, notification.alert.cause) for notification in sent] == [
@@ -84,7 +84,7 @@ def test_another_cause_is_news_and_a_repetition_is_not() -> None:
     ]
 
 
-def test_what_was_given_up_is_resolved_by_a_later_run_that_trains() -> None:
+def test_a_given_up_incident_is_resolved_by_a_later_run_that_trains() -> None:
     state, _ = played([event(E.GIVEN_UP, 1)], 10)
     state, sent = played([], 100, calm_thread(state, "incident", 20))
     assert summary(sent) == [("resolved", "given_up", 0)]
@@ -96,7 +96,7 @@ def test_a_note_without_its_thread_is_a_message_and_an_end_without_its_beginning
     assert summary(sent) == [("message", "batch_changed", 0), ("message", "run_started", 0)]
 
 
-def test_a_run_that_is_done_ends_all_threads_and_one_that_stops_ends_none() -> None:
+def test_a_finished_run_ends_all_threads_and_a_stopped_run_ends_none() -> None:
     events = [event(E.OPENED, 1), event(E.DISK_FILLING, 1), event(E.GPU_QUARANTINED, 1, subject="GPU-a")]
     for code, ended in ((0, {"incident", "disk", "gpu"}), (75, set())):
         state, _ = played(events, 5)

@@ -115,7 +115,9 @@ def test_a_proxy_is_named_and_its_password_is_not(proxy: list[bytes], monkeypatc
     assert b"Proxy-Authorization: Basic" in proxy[0] or b"proxy-authorization: Basic" in proxy[0]
 
 
-def test_what_no_proxy_names_goes_directly(proxy: list[bytes], serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_a_proxy_goes_directly(
+    proxy: list[bytes], serve: Callable[..., Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     endpoint = serve()

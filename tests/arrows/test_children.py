@@ -23,7 +23,7 @@ def owned(tree: ast.Module) -> set[int]:
     return set().union(*(starts(functions[function.id] if isinstance(function, ast.Name) else function) for function in handed))
 
 
-def test_what_the_supervisor_starts_is_known_to_the_reaper() -> None:
+def test_each_process_that_the_supervisor_starts_is_known_to_the_reaper() -> None:
     trees = {
         file.relative_to(ROOT).as_posix(): ast.parse(text)
         for file in ROOT.rglob("*.py")

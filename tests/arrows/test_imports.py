@@ -174,12 +174,12 @@ def test_every_way_to_import_is_seen(source: str, targets: list[str]) -> None:
 
 
 @pytest.mark.parametrize("package", ["health", "checkpointing"])
-def test_what_stands_alone_never_imports_the_supervisor(package: str) -> None:
+def test_a_standalone_package_never_imports_the_supervisor(package: str) -> None:
     wrong = [edge for edge in imports() if within(edge.importer, package) and within(edge.target, "supervisor")]
     assert not wrong, listing(wrong)
 
 
-def test_the_pure_part_imports_itself_and_what_cannot_touch_the_world() -> None:
+def test_the_pure_part_imports_only_itself_and_harmless_modules() -> None:
     wrong = [
         edge
         for edge in imports()
@@ -254,7 +254,7 @@ def test_torch_is_imported_where_it_is_named_only() -> None:
     assert not wrong, listing(wrong)
 
 
-def test_what_must_stay_light_imports_the_standard_library_only() -> None:
+def test_light_packages_import_the_standard_library_only() -> None:
     """The guardian runs under `python -I -S`; the shim rides in other people's processes."""
     light = ("supervisor.guardian", "supervisor.instrument")
     rank_side = {
@@ -280,7 +280,7 @@ def test_no_module_bears_a_name_of_supervisords() -> None:
     assert packages & SUPERVISORD == set()
 
 
-def test_nothing_relies_on_what_the_shared_package_file_holds() -> None:
+def test_no_module_relies_on_the_shared_package_file() -> None:
     """The package file of `supervisor` belongs to whichever distribution was installed last."""
     modules = {module_name(path) for path in sources()}
     wrong = [edge for edge in imports() if edge.target.count(".") == 1 and within(edge.target, "supervisor") and edge.target not in modules]

@@ -83,7 +83,7 @@ def test_a_file_that_was_compacted_is_read_anew_and_stays_small(
     assert writer.file.stat().st_size < 4096 + 2 * 7 * 200 + 200
 
 
-def test_what_a_kill_cut_off_is_lost_alone(opened: Callable[..., CheckpointCatalogue]) -> None:
+def test_a_row_cut_off_by_a_kill_is_lost_alone(opened: Callable[..., CheckpointCatalogue]) -> None:
     opened(is_writer=True).put(SEEN, row("/a"), row("/b"))
     file = opened().file
     whole = file.read_bytes()
@@ -135,7 +135,7 @@ def test_a_file_of_a_newer_version_is_not_changed(opened: Callable[..., Checkpoi
     assert file.read_bytes() == before
 
 
-def test_what_cannot_be_written_is_known_until_it_can(tmp_path: Path) -> None:
+def test_a_failed_write_is_a_problem_until_the_next_success(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     directory.write_text("a file is in the way")
     writer = CheckpointCatalogue(directory, is_writer=True)
@@ -190,7 +190,7 @@ def refused(path: str) -> int:
     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
 
-def test_what_a_command_wrote_stands_although_a_supervisor_began_meanwhile(opened: Callable[..., CheckpointCatalogue]) -> None:
+def test_rows_of_a_command_stand_although_a_supervisor_began_meanwhile(opened: Callable[..., CheckpointCatalogue]) -> None:
     command, supervisor = opened(is_writer=True), opened(is_writer=True)
     assert command.put(SEEN, row("/quarantined"))
     assert supervisor.put(SEEN, row("/run"))
@@ -369,7 +369,7 @@ def sharded(step: int, n_shards: int) -> Manifest:
     ("hours", "n_shards", "most_bytes"),
     [(60, 100, 256 << 10), pytest.param(90 * 24, 1000, MOST_DIGEST_BYTES, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])],
 )
-def test_after_90_days_of_hourly_saves_it_is_small_and_quickly_read(
+def test_the_catalogue_stays_small_and_fast_after_90_days_of_hourly_saves(
     opened: Callable[..., CheckpointCatalogue], monkeypatch: pytest.MonkeyPatch, hours: int, n_shards: int, most_bytes: int
 ) -> None:
     monkeypatch.setattr(documents, "MOST_DIGEST_BYTES", most_bytes)

@@ -55,7 +55,7 @@ def test_the_order_is_that_of_one_node_whichever_it_is() -> None:
         assert all(rows[node] in held[node] for rows in choices for node in range(3)), "the rows are in the order of the nodes"
 
 
-def test_of_a_shared_file_one_node_reads_the_bytes_and_one_no_ends_it_for_all() -> None:
+def test_one_node_reads_a_shared_file_and_one_refusal_ends_it_for_all() -> None:
     (rows,) = candidates([[shared(60)]] * 3)
     assert is_shared(rows)
     assert [reads(rows, node) for node in range(3)] == [True, False, False]

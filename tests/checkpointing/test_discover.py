@@ -82,7 +82,7 @@ def test_links_that_lead_nowhere_or_in_circles(tree: Path) -> None:
     assert find(["ckpt/self.pt"], str(tree)).candidates == ()
 
 
-def test_what_is_no_file_is_left_alone(tree: Path) -> None:
+def test_paths_other_than_regular_files_are_left_alone(tree: Path) -> None:
     os.mkfifo(tree / "ckpt/fifo.pt")
     (tree / "ckpt/null.pt").symlink_to("/dev/null")
     (tree / "ckpt/directory.pt").mkdir()
@@ -113,7 +113,7 @@ def test_a_name_that_no_journal_can_hold_is_a_problem(tree: Path) -> None:
     assert listing.problems == ((f"{tree}/ckpt/step_8\\xff.pt", "its name is not UTF-8"),)
 
 
-def test_what_could_not_be_listed_is_reported(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_could_not_be_listed_is_reported(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.scandir
 
     def broken(path: str) -> object:
@@ -126,7 +126,7 @@ def test_what_could_not_be_listed_is_reported(tree: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("pattern", "problems"), [("ckpt/*.pt", 1), ("*/*.pt", 0), ("**/*.pt", 0)])
-def test_what_a_wildcard_passes_and_may_not_read_is_no_problem(
+def test_a_forbidden_directory_under_a_wildcard_is_no_problem(
     tree: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, problems: int
 ) -> None:
     real = os.scandir

@@ -20,7 +20,7 @@ def rows(path: Path) -> dict[str, str]:
     return {os.path.relpath(verification.path, path): examine.word(verification.verdict) for verification in examine.look(str(path))}
 
 
-def test_a_directory_stands_for_those_in_it(tmp_path: Path) -> None:
+def test_a_directory_stands_for_its_files(tmp_path: Path) -> None:
     for step in (1, 2):
         torch.save({"global_step": step}, tmp_path / f"step_{step}.pt")
     (tmp_path / "latest.pt").symlink_to("step_2.pt")
@@ -39,7 +39,7 @@ def test_leftovers_are_rows_of_their_own(tmp_path: Path) -> None:
     assert rows(tmp_path) == {"checkpoint-500": "good", **incomplete}
 
 
-def test_what_cannot_be_read_is_a_row_and_no_hang(tmp_path: Path) -> None:
+def test_an_unreadable_path_is_a_row_and_no_hang(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.pt")
     (tmp_path / "b.pt").symlink_to("b.pt")
     (tmp_path / "c.pt").symlink_to("nowhere.pt")

@@ -134,7 +134,7 @@ def test_shards_of_torchs_own_are_held_against_their_index(tmp_path: Path) -> No
     assert verify(str(tmp_path)).verdict is Verdict.BAD
 
 
-def test_what_megatron_leaves_that_is_killed_before_its_shards(tmp_path: Path) -> None:
+def test_a_megatron_save_killed_before_its_shards_is_incomplete(tmp_path: Path) -> None:
     path = save(tmp_path / "iter_0000010" / "common.pt", iteration=10)
     assert [(verification.path, verification.verdict) for verification in examine.look(str(path.parent))] == [
         (str(path.parent), Verdict.INCOMPLETE)
@@ -147,7 +147,7 @@ def test_a_temporary_file_that_is_a_torn_zip_is_a_leftover(tmp_path: Path) -> No
     assert [verification.verdict for verification in examine.look(str(tmp_path))] == [Verdict.VERIFIED, Verdict.INCOMPLETE]
 
 
-def test_what_names_a_module_that_downloads_code_is_dangerous(tmp_path: Path) -> None:
+def test_a_pickle_that_names_a_code_downloading_module_is_dangerous(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     path.write_bytes(b"ctransformers.dynamic_module_utils\nget_class_from_dynamic_module\n(tR.")
     assert verify(str(path)).verdict is Verdict.DANGEROUS
@@ -157,7 +157,7 @@ def test_what_names_a_module_that_downloads_code_is_dangerous(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("content", [b"", b'{"sharded_backend": "torch', b"<html>error</html>", b"[]"])
-def test_what_says_how_megatrons_shards_are_stored_is_read(tmp_path: Path, content: bytes) -> None:
+def test_megatrons_metadata_of_its_shards_is_read(tmp_path: Path, content: bytes) -> None:
     directory = tmp_path / "iter_0000010"
     dcp.save({"w": torch.randn(9, 9)}, checkpoint_id=str(directory), no_dist=True)
     torch.save({"iteration": 10}, directory / "common.pt")

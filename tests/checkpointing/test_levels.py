@@ -85,7 +85,7 @@ def rot(path: Path, *, keep_times: bool = True) -> None:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_with_its_manifest_it_is_taken_without_reading_its_bulk(bench: Bench, *, cached: bool) -> None:
+def test_a_checkpoint_with_a_manifest_is_taken_without_reading_its_bulk(bench: Bench, *, cached: bool) -> None:
     bench.record(bench.save("step_3.pt", 3))
     read: list[int] = []
     selection = bench.choose(cache=bench.cache if cached else Cache(), throttle=Throttle(UNLIMITED, taken=read.append))
@@ -119,7 +119,7 @@ def test_well_formed_damage_shows_and_the_one_before_is_taken(bench: Bench) -> N
     assert chosen(bench.choose(rejections=rejections))[0] == "step_2.pt"
 
 
-def test_zeros_count_only_where_no_manifest_vouches_for_them(bench: Bench) -> None:
+def test_zeros_count_only_in_a_file_without_a_manifest(bench: Bench) -> None:
     """What the rows of a tensor do not explain may be what the training computed all the same: equal digests prove it."""
     path = bench.directory / "step_3.pt"
     weight = torch.cat([torch.randn(200, 100).flatten()[:-5030], torch.zeros(5030)]).view(200, 100)
@@ -135,7 +135,7 @@ def test_zeros_count_only_where_no_manifest_vouches_for_them(bench: Bench) -> No
     assert [torn for torn, _ in bench.choose(cache=Cache()).torn] == [str(path)]
 
 
-def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
+def test_a_moved_checkpoint_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     bench.record(path)
     os.link(path, bench.directory / "held")  # else its inode's number may come back
@@ -149,7 +149,7 @@ def test_what_moved_is_proven_by_its_digest_or_bad(bench: Bench) -> None:
     assert (selection.chosen, len(selection.torn)) == (None, 1)
 
 
-def test_what_was_written_anew_is_judged_by_its_structure(bench: Bench) -> None:
+def test_a_rewritten_checkpoint_is_judged_by_its_structure(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     bench.record(path)
     rot(path, keep_times=False)
@@ -170,7 +170,7 @@ def test_bytes_that_fit_are_proven_where_no_structure_can(bench: Bench) -> None:
     assert len(bench.choose(cache=Cache()).unverifiable) == 2
 
 
-def test_after_a_failure_that_it_may_have_caused_nothing_is_believed(bench: Bench) -> None:
+def test_a_file_that_may_have_caused_a_failure_is_read_again(bench: Bench) -> None:
     path = bench.save("step_3.pt", 3)
     bench.record(path)
     rot(path)
@@ -208,7 +208,7 @@ def test_a_copy_is_taken_where_what_was_copied_is_torn(bench: Bench) -> None:
     assert bench.choose(spares=[spare]).chosen is None
 
 
-def test_what_only_a_mirror_has_is_taken_last_of_its_step_and_has_to_be_restored(bench: Bench) -> None:
+def test_a_checkpoint_only_in_a_mirror_is_taken_last_of_its_step(bench: Bench) -> None:
     path = bench.save("ckpt.pt", 200)
     kept = spare_of(bench, path, "kept")
     mirrored = replace(kept, copy_path="", source="s3://bucket/job/run/200")

@@ -52,7 +52,7 @@ def test_a_later_run_goes_before_a_higher_step_and_within_it_a_later_attempt() -
     assert in_order(*a, *b) == [("b", 850), ("b", 1000), ("b", 800), ("a", 100_000), ("a", 99_000)]
 
 
-def test_runs_of_several_nodes_that_go_on_at_once_are_one_in_which_the_time_of_the_save_decides() -> None:
+def test_concurrent_runs_of_several_nodes_are_ordered_by_save_time() -> None:
     """Rank 0 moved from node x, which had begun first and was lost, to node y, whose attempts are counted anew."""
     x = [manifest_of(190, "x", 1190, (1000, 6)), manifest_of(200, "x", 1200, (1000, 6))]
     y = [manifest_of(205, "y", 1210, (999, 2)), manifest_of(210, "y", 1220, (999, 2))]
@@ -60,7 +60,7 @@ def test_runs_of_several_nodes_that_go_on_at_once_are_one_in_which_the_time_of_t
     assert in_order(*x, *y, manifest_of(5, "z", 1230, (1221, 1)))[0] == ("z", 5)
 
 
-def test_what_was_sent_by_hand_is_ordered_by_its_time() -> None:
+def test_a_checkpoint_sent_by_hand_is_ordered_by_its_time() -> None:
     old = [manifest_of(900, "a", 1_767_230_000, (1_767_225_600, 1)), manifest_of(100, "b", 1_767_320_000, (1_767_312_000, 1))]
     by_hand = manifest_of(2000, "by-hand", 1_767_320_001)
     assert [step for _, step in in_order(*old)] == [100, 900]
@@ -74,7 +74,7 @@ def kept(manifest: Manifest, backend: Backend) -> MirroredCheckpoint:
     return MirroredCheckpoint(backend, MirrorLocation(keys.key_of(manifest), "job", manifest.about.run, 0, 0.0), manifest)
 
 
-def test_a_run_looks_after_its_own_quota_and_leaves_alone_what_goes_on_beside_it() -> None:
+def test_a_run_prunes_its_own_checkpoints_and_leaves_concurrent_runs_alone() -> None:
     backend: Backend = None  # type: ignore[assignment] -- nothing is asked of it
     a = [manifest_of(step, "a", 100 + step // 1000, (100, 1)) for step in (98_000, 99_000, 100_000)]
     first, second = manifest_of(500, "b", 310, (300, 1)), manifest_of(1000, "b", 320, (300, 1))
@@ -115,7 +115,7 @@ def ckpt(tmp_path: Path) -> Path:
     return tmp_path / "ckpt"
 
 
-def test_two_saves_of_one_tick_of_the_clock_are_told_apart_by_their_epoch(ckpt: Path) -> None:
+def test_two_saves_in_one_clock_tick_are_ordered_by_epoch(ckpt: Path) -> None:
     for epoch in (9, 10, 8):
         save(ckpt / f"epoch_{epoch}.pt", epoch, 100)
     ordered = Order().newest_candidates(find(["*.pt"], str(ckpt)).candidates)
@@ -142,7 +142,7 @@ def test_a_newer_state_under_a_lower_step_is_taken_and_reported(ckpt: Path) -> N
     assert by_hand.notes[0].endswith("(step 140): a later run saved it")
 
 
-def test_what_was_given_up_is_taken_only_where_nothing_else_is(ckpt: Path) -> None:
+def test_a_rolled_back_checkpoint_is_taken_only_where_no_other_exists(ckpt: Path) -> None:
     for step in (800, 1000):
         save(ckpt / f"step_{step}.pt", step, step)
     save(ckpt / "last.pt", 1000, 1000)

@@ -39,7 +39,7 @@ def test_the_packages_carry_their_types() -> None:
 
 
 @pytest.mark.process
-def test_what_needs_no_torch_imports_none_whatever_was_imported_before(tmp_path: Path) -> None:
+def test_torch_free_modules_import_no_torch(tmp_path: Path) -> None:
     program = """
 import sys
 import checkpointing.verification, checkpointing.discover, checkpointing.select, checkpointing.examine, checkpointing.mirror

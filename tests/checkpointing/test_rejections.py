@@ -39,9 +39,7 @@ def test_a_new_identity_replaces_the_old_fence(tmp_path: Path) -> None:
     assert rejection.reason == "second"
 
 
-def test_the_record_is_durable_before_add_returns_and_what_is_known_is_not_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rejection_is_durable_before_add_returns_and_written_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
 

@@ -151,7 +151,7 @@ def test_files_without_a_step_come_last_newest_first(tmp_path: Path) -> None:
     assert chosen_name(choose(tmp_path)) == "export.pt"
 
 
-def test_what_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:
+def test_a_file_that_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "config.json").write_text("{}")
     selection = choose(tmp_path, "*")
@@ -160,7 +160,7 @@ def test_what_is_no_checkpoint_is_not_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("without_crc")
-def test_what_cannot_be_proven_is_not_handed_out_and_not_rejected(tmp_path: Path) -> None:
+def test_an_unverifiable_checkpoint_is_neither_chosen_nor_rejected(tmp_path: Path) -> None:
     save(tmp_path / "step_9.pt", 9)
     torch.serialization.set_crc32_options(True)
     save(tmp_path / "step_3.pt", 3)
@@ -170,7 +170,7 @@ def test_what_cannot_be_proven_is_not_handed_out_and_not_rejected(tmp_path: Path
     assert (selection.n_found, selection.torn) == (2, ())
 
 
-def test_what_cannot_be_read_is_neither_rejected_nor_forgotten(tmp_path: Path) -> None:
+def test_an_unreadable_checkpoint_is_neither_rejected_nor_forgotten(tmp_path: Path) -> None:
     save(tmp_path / "step_3.pt", 3)
     listing = find(["*.pt"], str(tmp_path))
     (tmp_path / "step_3.pt").unlink()
@@ -198,7 +198,7 @@ def test_a_known_file_is_taken_unread_and_read_again_after_a_failure_that_it_may
     assert "CRC" in selection.torn[0][1]
 
 
-def test_what_was_never_verified_is_read_however_long_it_takes_and_the_older_ones_stay_as_good(tmp_path: Path) -> None:
+def test_an_unverified_checkpoint_is_read_however_long_it_takes(tmp_path: Path) -> None:
     """The newest takes hours of the disk's time. It is no reason to refuse it, nor the older ones that were verified before."""
     cache = Cache()
     for step in (1, 2):
@@ -212,7 +212,7 @@ def test_what_was_never_verified_is_read_however_long_it_takes_and_the_older_one
     assert chosen_name(choose(tmp_path, cache=cache, watch=watch)) == "step_2.pt"
 
 
-def test_one_that_nobody_waits_for_any_more_is_read_no_further(tmp_path: Path) -> None:
+def test_an_interrupted_selection_reads_no_further(tmp_path: Path) -> None:
     save(tmp_path / "step_3.pt", 3)
     selection = choose(tmp_path, interrupted=lambda: True)
     assert (selection.chosen, selection.n_found) == (None, 1)
@@ -255,7 +255,7 @@ def test_where_all_are_poisoned_there_is_something_and_nothing_is_chosen(tmp_pat
     assert (selection.chosen, selection.n_found) == (None, 1)
 
 
-def test_what_stands_behind_the_chosen_one_is_reported_oldest_first(tmp_path: Path) -> None:
+def test_the_older_checkpoints_behind_the_chosen_one_are_reported(tmp_path: Path) -> None:
     for step in range(1, select.MOST_OLDER + 5):
         save(tmp_path / f"step_{step}.pt", step)
     selection = choose(tmp_path)
@@ -273,7 +273,7 @@ def weights(path: Path, step: int, *, weight: float = 1.0, bias: float = 1.0) ->
 NAN = float("nan")
 
 
-def test_one_whose_weights_turned_nan_gives_way_to_the_newest_that_is_finite_and_that_is_reported(tmp_path: Path) -> None:
+def test_a_checkpoint_with_nan_weights_gives_way_to_the_newest_finite_one(tmp_path: Path) -> None:
     for step, weight in ((100, 1.0), (150, 3.0), (200, NAN), (250, NAN)):
         weights(tmp_path / f"step_{step}.pt", step, weight=weight)
     selection = choose(tmp_path)

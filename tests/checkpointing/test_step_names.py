@@ -88,7 +88,7 @@ def test_any_name_is_answered(name: str) -> None:
 
 
 @given(step=st.integers(0, 10**12), width=st.integers(0, 12), word=st.sampled_from(["step", "iter", "global_step", "iteration"]))
-def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
+def test_the_step_in_a_scripts_file_name_is_read(step: int, width: int, word: str) -> None:
     assert step_in(f"/a/{word}_{step:0{width}}.pt") == NamedStep(step, sure=True)
 
 
@@ -103,7 +103,7 @@ def test_what_a_script_writes_is_read(step: int, width: int, word: str) -> None:
         ("/j/ckpt/torn-2.pt", False),
     ],
 )
-def test_what_was_set_aside_is_known_by_its_directory(name: str, expected: bool) -> None:  # noqa: FBT001  a column
+def test_a_checkpoint_set_aside_is_known_by_its_directory(name: str, expected: bool) -> None:  # noqa: FBT001  a column
     assert is_set_aside(name) is expected
 
 

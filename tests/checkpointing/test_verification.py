@@ -120,7 +120,7 @@ def resident_mib(path: Path) -> float:
         os.close(fd)
 
 
-def test_what_was_not_in_the_page_cache_is_dropped_again_and_what_was_stays(tmp_path: Path) -> None:
+def test_the_read_drops_only_the_pages_that_it_cached(tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"w": torch.ones(10 << 20)}, path)  # 40 MiB
     with path.open("rb") as file:

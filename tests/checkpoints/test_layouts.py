@@ -115,7 +115,7 @@ def test_a_declared_file_of_each_set_is_not_listed_a_second_time_as_the_set(disk
     assert names(disk, records.locations.listing(candidates=True)) == ["ckpt/step-20/model.pt", "ckpt/step-40/model.pt"]
 
 
-def test_what_a_script_writes_into_each_set_is_its_own_and_what_a_person_adds_to_one_is_not(disk: JobOnDisk) -> None:
+def test_the_scripts_files_in_each_set_are_its_own_and_a_persons_are_not(disk: JobOnDisk) -> None:
     sets = []
     for step in (20, 40):
         sets.append(pair(disk, f"ckpt/step-{step}", step))
@@ -193,7 +193,7 @@ def test_a_look_lists_a_set_of_many_files_no_oftener_than_a_set_of_few(disk: Job
     assert n_listed[1] <= n_listed[0]
 
 
-def test_a_declared_pattern_that_matches_no_checkpoint_is_said_at_the_start(disk: JobOnDisk) -> None:
+def test_a_declared_pattern_that_matches_no_checkpoint_is_reported_at_the_start(disk: JobOnDisk) -> None:
     pair(disk, "runs/a/step-20", 20)
     (disk.here / "logs").mkdir()
     (disk.here / "logs/train.txt").write_text("x")

@@ -204,7 +204,7 @@ def test_a_step_back_holds_in_the_mirror_and_for_the_next_start(tmp_path: Path) 
     assert node.on_a_fresh_node(tmp_path) == 890
 
 
-def test_a_step_back_holds_for_the_next_start_where_nothing_was_saved_after_it(tmp_path: Path) -> None:
+def test_a_step_back_holds_for_the_next_start_without_later_saves(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run("run-a")
     node.attempt(1)
@@ -316,7 +316,7 @@ def test_a_declared_file_in_a_directory_of_its_own_is_copied_from_its_first_save
     assert chosen(node.stops(1))[1] == 1
 
 
-def test_where_no_copy_can_be_had_that_is_reported_once_unless_a_save_replaces_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_cannot_be_made_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node(tmp_path, paths=("last.pt",), mirror=())
     node.run("run-a")
     node.attempt(1)
@@ -357,7 +357,7 @@ def test_a_checkpoint_that_the_script_removed_as_too_old_is_not_reported(tmp_pat
     assert ["was removed before this run" in note for note in notes] == [True] * (removed == 2)
 
 
-def test_what_a_person_removed_to_begin_anew_is_not_brought_back_from_a_copy(tmp_path: Path) -> None:
+def test_a_checkpoint_removed_by_a_person_does_not_return_from_a_copy(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run("run-a")
     node.attempt(1)
@@ -378,7 +378,7 @@ def test_what_a_person_removed_to_begin_anew_is_not_brought_back_from_a_copy(tmp
     assert chosen(node.stops(2))[1] == 10
 
 
-def test_a_checkpoint_that_was_cut_off_in_its_save_is_not_taken_for_one_that_a_person_removed(tmp_path: Path) -> None:
+def test_a_checkpoint_cut_off_in_its_save_does_not_count_as_removed(tmp_path: Path) -> None:
     node = Node(tmp_path)
     node.run("run-a")
     node.attempt(1)
@@ -390,7 +390,7 @@ def test_a_checkpoint_that_was_cut_off_in_its_save_is_not_taken_for_one_that_a_p
     assert chosen(node.run("run-b"))[1] == 100
 
 
-def test_what_was_written_before_a_takeover_is_pruned_after_it(tmp_path: Path) -> None:
+def test_checkpoints_written_before_a_takeover_are_pruned_after_it(tmp_path: Path) -> None:
     node = Node(tmp_path, keep=2, mirror=())
     node.run("run-a")
     node.attempt(1)
@@ -412,7 +412,7 @@ def test_what_was_written_before_a_takeover_is_pruned_after_it(tmp_path: Path) -
     }
 
 
-def test_what_was_saved_last_before_a_power_cut_is_newer_than_what_was_recorded(tmp_path: Path) -> None:
+def test_the_last_save_before_a_power_cut_is_newer_than_the_recorded_one(tmp_path: Path) -> None:
     """The watcher had begun to look before the attempt began, and recorded one save of it. The next one it did not see."""
     node = Node(tmp_path)
     node.run("20260101T000000-aaaa")

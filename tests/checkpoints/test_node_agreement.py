@@ -236,7 +236,7 @@ def test_the_same_name_and_step_with_other_bytes_is_another_checkpoint(tmp_path:
     assert "different files" in str(selections[0].node_offers)
 
 
-def test_where_only_one_node_has_any_none_begins_and_each_learns_who_has_what(tmp_path: Path) -> None:
+def test_with_a_checkpoint_on_one_node_alone_none_begins_and_the_offers_are_shown(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
     selections = nodes.agree()
@@ -303,7 +303,7 @@ def test_a_node_that_missed_the_newest_attempt_does_not_tell_the_others_which_ch
 
 
 @pytest.mark.parametrize(("least", "most", "leaves"), [(2, 3, True), (3, 3, False), (3, 4, True)])
-def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_they_can_go_on(
+def test_a_joining_node_without_the_others_checkpoint_leaves_where_they_can_continue(
     tmp_path: Path,
     least: int,
     most: int,
@@ -322,7 +322,7 @@ def test_a_node_that_joins_without_what_the_others_have_is_the_one_to_go_where_t
     assert nodes.steps(selections) == [None] * 3
 
 
-def test_of_two_that_join_only_the_one_leaves_that_lacks_what_the_others_have(tmp_path: Path) -> None:
+def test_of_two_joining_nodes_only_the_one_without_the_checkpoint_leaves(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=False)
     nodes.saved(60, 0, 1)
     requests = [
@@ -348,7 +348,7 @@ def test_where_the_script_finds_its_checkpoint_by_itself_a_node_that_knows_of_no
     assert [selection.peer_leaves for selection in selections] == leaves[::-1]
 
 
-def test_a_node_whose_disk_is_empty_leaves_although_it_was_in_the_newest_agreement_or_has_the_journal_of_one_that_was(
+def test_a_node_with_an_empty_disk_leaves_whatever_it_agreed_on_before(
     tmp_path: Path,
 ) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
@@ -360,7 +360,7 @@ def test_a_node_whose_disk_is_empty_leaves_although_it_was_in_the_newest_agreeme
     assert not any(selection.this_node_leaves or selection.peer_leaves for selection in selections), "nobody knows whose is the job's"
 
 
-def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_nobody_ever(tmp_path: Path) -> None:
+def test_a_save_made_while_nodes_trained_from_different_states_is_never_taken(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=True)
     for step in (40, 60, 80):
         nodes.saved(step, 0)
@@ -377,7 +377,7 @@ def test_what_was_saved_while_nodes_trained_from_different_states_is_taken_by_no
     assert alone.step == 40
 
 
-def test_one_that_goes_or_changes_while_it_is_agreed_on_is_not_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_that_changes_during_the_agreement_is_not_taken(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=True)
     for step in (40, 60):
         nodes.saved(step, 0)
@@ -530,7 +530,7 @@ def test_directories_that_are_not_shared_are_named_before_anything_is_saved(tmp_
     assert [list(directory.iterdir()) for directory in nodes.directories] == [[], []], "the markers are gone"
 
 
-def test_of_a_shared_directory_nothing_is_said_nor_left_there(tmp_path: Path) -> None:
+def test_a_shared_directory_gets_no_note_and_no_file(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.directories[0].rmdir()  # the script makes it
     assert [(selection.notes, selection.chosen) for selection in nodes.agree()] == [((), None)] * 3
@@ -566,7 +566,7 @@ def test_a_client_that_sees_late_what_another_made_looks_again(tmp_path: Path, m
     assert n_looks > 6
 
 
-def test_a_node_that_lacks_the_newest_is_told_the_command_that_copies_it(tmp_path: Path) -> None:
+def test_a_node_without_the_newest_checkpoint_gets_the_command_that_copies_it(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(60, 0)
     source, target = f"{nodes.directories[0]}/step-60.pt", f"{nodes.directories[1]}/"
@@ -586,9 +586,7 @@ def test_a_marker_of_a_killed_supervisor_goes_after_a_day(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("unfit", [(), ((1, "rank 1 fails"),)], ids=["all are well", "one fails"])
-def test_where_one_node_asks_for_the_node_check_all_take_part_and_none_begins_with_one_that_fails(
-    tmp_path: Path, unfit: tuple[tuple[int, str], ...]
-) -> None:
+def test_a_node_check_for_one_node_runs_on_all_and_an_unfit_node_stops_all(tmp_path: Path, unfit: tuple[tuple[int, str], ...]) -> None:
     nodes = Nodes(tmp_path, 3, shared=True)
     nodes.saved(40, 0)
     requests = [SelectCheckpoint(1, nodes=3, node=node, check=why) for node, why in enumerate(("start", "", "doubt"))]

@@ -279,7 +279,7 @@ def test_a_part_that_no_node_sends_any_more_is_not_waited_for(tmp_path: Path, mo
     assert all("not all nodes have sent their part" in str(selection.node_offers) for selection in nodes.selections)
 
 
-def test_without_a_mirror_all_stop_and_are_told_what_each_lacks(tmp_path: Path) -> None:
+def test_without_a_mirror_all_nodes_stop_and_learn_the_missing_parts(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, with_mirror=False)
     nodes.save_together(40)
     assert nodes.attempt(2) == [None, None]
@@ -433,7 +433,7 @@ def test_a_supervisor_that_takes_over_removes_the_older_parts_of_its_run(tmp_pat
 
 
 @pytest.mark.parametrize("changes", few(["a file of somebody's", "written since", "a link leads to it"]))
-def test_keep_leaves_a_part_that_is_not_as_this_job_wrote_it(tmp_path: Path, changes: str) -> None:
+def test_keep_leaves_a_part_that_was_changed_since_its_save(tmp_path: Path, changes: str) -> None:
     nodes = PartNodes(tmp_path, keep=1)
     nodes.save_together(20)
     nodes.look(0, 1)
@@ -471,7 +471,7 @@ def test_the_last_part_of_before_the_weights_turned_to_nan_stays(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_what_a_node_brought_has_its_place_in_the_order_of_this_nodes_run(tmp_path: Path) -> None:
+def test_a_checkpoint_brought_by_a_node_is_ordered_by_this_nodes_run(tmp_path: Path) -> None:
     nodes = PartNodes(tmp_path, keep=2, is_second_early=True)  # each node counts its own run, and the joint manifest has that of node 0
     for attempt, step in ((2, 20), (3, 40)):
         nodes.save_together(step)

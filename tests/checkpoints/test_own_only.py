@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SWITCH = ResumeWay(Knob("resume", "", "--init_from=resume", by="nanogpt", counts="switch"), "--init_from=resume")
 
 
-def test_a_new_run_is_not_given_what_an_earlier_one_saved_unless_it_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_new_run_is_not_given_earlier_saves_unless_it_continues_them(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     path = disk.rank.saves("ckpt.pt", 5000)
     disk.rank.saves("ckpt.pt", 5000)
@@ -79,7 +79,7 @@ def test_the_kept_copy_of_a_file_that_a_stranger_tore_is_named(tmp_path: Path) -
     assert torch.load(copy)["step"] == 10
 
 
-def test_what_another_job_saves_to_the_same_directory_meanwhile_is_not_handed_over(tmp_path: Path) -> None:
+def test_a_concurrent_save_of_another_job_is_not_handed_over(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     disk.job = replace(disk.job, knobs=KnobSet(resume=(SWITCH,)))
     disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append)
@@ -95,7 +95,7 @@ def test_what_another_job_saves_to_the_same_directory_meanwhile_is_not_handed_ov
     assert checkpoint.path == str(mine)
 
 
-def test_what_a_mirror_brought_for_this_run_counts_as_its_own(tmp_path: Path) -> None:
+def test_a_checkpoint_from_a_mirror_for_this_run_is_its_own(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     path = disk.rank.saves("ckpt.pt", 5000)
     disk.checkpoints.ended()

@@ -94,7 +94,7 @@ def test_a_file_that_lay_there_before_the_job_is_another_trainings_though_a_decl
         ("ckpt/epoch_7.pt", {}, LONG_AGO, None),
     ],
 )
-def test_one_that_came_while_the_job_ran_and_that_no_rank_saved(
+def test_a_file_that_came_during_the_job_without_a_save_is_foreign(
     job: Restarted, name: str, content: dict[str, Any], when: tuple[float, float] | None, step: int | None
 ) -> None:
     job.stray(name, content, when=when)
@@ -182,13 +182,13 @@ def test_our_own_copy_that_was_handed_over_is_this_jobs(job: Restarted) -> None:
     assert CheckpointOwners(job.checkpoints.records).owner_of(copy.copy_path) == (OWN, "")
 
 
-def test_what_no_hook_sees_saved_is_unknown_and_not_foreign(tmp_path: Path) -> None:
+def test_a_save_without_a_hook_is_unknown_and_not_foreign(tmp_path: Path) -> None:
     job = Restarted(tmp_path, saves=())
     job.stray("ckpt/step_40.pt")
     assert job.loads("ckpt/step_40.pt") == [("step_40.pt", UNKNOWN, None, False)]
 
 
-def test_of_two_nodes_each_may_have_saved_what_the_other_knows_nothing_of(job: Restarted) -> None:
+def test_on_several_nodes_a_save_without_a_hook_is_unknown(job: Restarted) -> None:
     job.stray(when=LONG_AGO)
     job.checkpoints = JobCheckpoints(job.job, job.reports.append, several_nodes=True)
     assert job.loads("ckpt/step_5000.pt") == [("step_5000.pt", UNKNOWN, None, False)]
@@ -214,12 +214,12 @@ def test_data_and_a_base_model_elsewhere_are_none_of_this_jobs_business(job: Res
     assert job.loads("data/tokens_5000.pt", "base/model.pt", "ckpt/step_40.pt") == [("step_40.pt", OWN, None, False)]
 
 
-def test_what_a_rank_puts_aside_for_one_of_this_job_is_not_what_it_trains_on(job: Restarted) -> None:
+def test_a_foreign_checkpoint_dropped_for_an_own_one_is_not_trained_on(job: Restarted) -> None:
     job.stray(when=LONG_AGO)
     assert job.loads("ckpt/step_5000.pt", "ckpt/step_40.pt") == [("step_5000.pt", FOREIGN, 5000, True), ("step_40.pt", OWN, None, False)]
 
 
-def test_what_it_loads_last_is_and_a_file_of_another_kind_replaces_nothing(job: Restarted) -> None:
+def test_the_last_loaded_file_counts_and_another_kind_replaces_none(job: Restarted) -> None:
     job.stray(when=LONG_AGO)
     job.save(41, "ckpt/scaler.pt")
     (first, second, third) = job.loads("ckpt/step_40.pt", "ckpt/step_5000.pt", "ckpt/scaler.pt")
@@ -269,7 +269,7 @@ def test_a_script_that_is_handed_its_checkpoint_is_not_given_another_trainings_b
     assert [path for path, _ in selection.refused] == [str(stray)]
 
 
-def test_but_the_one_that_the_run_began_from_and_any_before_the_run_has_a_step(job: Restarted) -> None:
+def test_a_foreign_checkpoint_is_chosen_if_the_run_began_from_it_or_has_no_step(job: Restarted) -> None:
     stray = str(job.stray())
     job.checkpoints.ended()
     for known in ({"reached": 45, "begun_from": (stray,)}, {"reached": None}):
@@ -300,7 +300,7 @@ def heard_of(job: Restarted) -> list[tuple[str, int]]:
     return [(Path(report.ref.path).name, report.attempt) for report in reports if isinstance(report, CheckpointFound)]
 
 
-def test_what_another_training_saves_there_while_the_job_runs_is_no_progress_of_its_attempt(job: Restarted) -> None:
+def test_a_concurrent_save_of_another_training_is_no_progress_of_the_attempt(job: Restarted) -> None:
     assert ("step_40.pt", 1) in heard_of(job)
     job.stray("ckpt/step_5000.pt")
     assert ("step_5000.pt", 1) not in heard_of(job)

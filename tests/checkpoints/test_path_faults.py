@@ -75,7 +75,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_what_a_killed_save_left_in_the_way_is_named_and_set_aside(disk: JobOnDisk, text: str) -> None:
+def test_a_killed_saves_leftover_in_the_way_is_named_and_set_aside(disk: JobOnDisk, text: str) -> None:
     torn = torn_set(disk)
     cause, fields, summary = fault(disk, text.format(here=disk.here))
     assert (cause, fields["leftover"], fields["leftover_is_ours"]) == (Cause.CHECKPOINT_LEFTOVER, str(torn), "yes")
@@ -86,7 +86,7 @@ def test_what_a_killed_save_left_in_the_way_is_named_and_set_aside(disk: JobOnDi
     assert "it was in the way of a save: moved to" in dict(selected.repaired)[str(torn)]
 
 
-def test_a_torn_file_in_the_way_of_one_that_must_be_new_is_set_aside(disk: JobOnDisk) -> None:
+def test_a_torn_file_in_the_way_of_a_new_file_is_set_aside(disk: JobOnDisk) -> None:
     (disk.here / "ckpt").mkdir()
     for step in (20, 40, 60):
         torn = disk.rank.saves(f"ckpt/step-{step}.pt", step, cut=step == 60)
@@ -96,7 +96,7 @@ def test_a_torn_file_in_the_way_of_one_that_must_be_new_is_set_aside(disk: JobOn
     assert "torn" in summary
 
 
-def test_it_is_set_aside_too_where_the_script_is_handed_its_checkpoint(disk: JobOnDisk) -> None:
+def test_a_leftover_is_set_aside_too_where_the_script_is_handed_its_checkpoint(disk: JobOnDisk) -> None:
     settings = dataclasses.replace(disk.job.settings, checkpoints=Checkpoints(paths=("ckpt/step-*",)))
     disk.checkpoints = JobCheckpoints(replace(disk.job, settings=settings), disk.reports.append)
     disk.checkpoints.began(1)
@@ -110,7 +110,7 @@ def test_it_is_set_aside_too_where_the_script_is_handed_its_checkpoint(disk: Job
     assert not torn.exists()
 
 
-def test_what_this_attempt_itself_wrote_is_its_own_trouble(disk: JobOnDisk) -> None:
+def test_a_file_written_by_this_attempt_is_no_leftover(disk: JobOnDisk) -> None:
     torn_set(disk)
     (disk.here / "ckpt" / "step-60" / "optim.pt").write_bytes(b"of another rank, now")
     assert faults(disk, TEXTS["a text of its own"]) == []
@@ -133,7 +133,7 @@ def test_a_whole_one_in_the_way_stays_and_the_command_is_named(disk: JobOnDisk) 
     assert fields["remedy"] == f"mkdir -p {aside} && mv {place} {aside}/torn-a"
 
 
-def test_a_whole_one_that_this_run_does_not_use_again_is_set_aside(disk: JobOnDisk) -> None:
+def test_a_whole_checkpoint_rejected_by_this_run_is_set_aside(disk: JobOnDisk) -> None:
     torn_set(disk)
     rejected = disk.here / "ckpt" / "step-40"
     disk.checkpoints.ended()
@@ -164,7 +164,7 @@ def test_a_temporary_name_that_a_killed_save_left_is_a_leftover(disk: JobOnDisk)
 
 @pytest.mark.parametrize("below", few(["", "/meta.json"]))
 @pytest.mark.parametrize("way", ["relative", "absolute", "through a link"])
-def test_a_script_that_looks_for_what_was_set_aside_gets_it_back_and_keeps_it(disk: JobOnDisk, below: str, way: str) -> None:
+def test_a_checkpoint_set_aside_returns_for_a_script_that_needs_it_and_stays(disk: JobOnDisk, below: str, way: str) -> None:
     torn = torn_set(disk)
     disk.rank.loads("ckpt/step-20/model.pt")
     assert list(disk.repairs()) == ["ckpt/step-60"]
@@ -378,7 +378,7 @@ def test_an_error_that_names_no_path_is_of_the_save_in_which_its_rank_was(
     assert f"{torn} is in the way of the save: attempt 1 left it" in summary
 
 
-def test_a_whole_one_that_a_refused_save_met_is_still_whole_and_stays(disk: JobOnDisk) -> None:
+def test_a_whole_checkpoint_in_the_way_of_a_refused_save_stays(disk: JobOnDisk) -> None:
     torn_set(disk)
     whole = disk.here / "ckpt" / "step-40"
     saving(disk, "ckpt/step-40")

@@ -180,7 +180,7 @@ def is_trusted(disk: JobOnDisk, path: Path) -> bool:
 
 
 @pytest.mark.parametrize("action", ["a file", "a file of a directory", "a directory", "written since", "the rest of a save"])
-def test_what_another_put_in_the_place_of_a_checkpoint_is_not_trusted(disk: JobOnDisk, action: str) -> None:
+def test_a_checkpoint_replaced_by_another_program_is_not_trusted(disk: JobOnDisk, action: str) -> None:
     """A download, or another user of a shared directory, may put a file with a call there."""
     is_tree = action in {"a file of a directory", "a directory"}
     path = hf(disk, 10) if is_tree else disk.rank.saves("ckpt.pt", 10, cut=action == "the rest of a save")
@@ -261,7 +261,7 @@ def test_a_torn_directory_of_the_job_is_moved_with_what_the_framework_wrote_besi
     assert disk.files() == before
 
 
-def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(disk: JobOnDisk) -> None:
+def test_an_abandoned_selection_moves_no_file(disk: JobOnDisk) -> None:
     hf(disk, 10)
     hf(disk, 20, cut=True)
     before = disk.files()
@@ -272,7 +272,7 @@ def test_nothing_is_moved_by_a_selection_that_nobody_waits_for_any_more(disk: Jo
     assert disk.files() == before
 
 
-def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) -> None:
+def test_no_file_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) -> None:
     disk.checkpoints = JobCheckpoints(disk.job, disk.reports.append, several_nodes=True)
     disk.checkpoints.began(1)
     hf(disk, 10)
@@ -282,7 +282,7 @@ def test_nothing_is_moved_where_ranks_of_other_nodes_may_write(disk: JobOnDisk) 
     assert disk.files() == before
 
 
-def test_a_directory_in_which_nothing_was_saved_to_its_end_is_moved_though_no_format_knows_it(disk: JobOnDisk) -> None:
+def test_a_torn_directory_of_an_unknown_format_is_moved(disk: JobOnDisk) -> None:
     for step in (10, 20):
         disk.rank.saves(f"out/step_{step}/state.bin", step, made=disk.rank.makes(f"out/step_{step}"))
     directories = disk.rank.makes("out/step_30")
@@ -356,7 +356,7 @@ STAYS: dict[str, tuple[Callable[[JobOnDisk], None], str]] = {
 
 
 @pytest.mark.parametrize(("damage", "why"), STAYS.values(), ids=STAYS)
-def test_one_with_a_file_of_somebody_else_or_that_something_leads_to_stays_where_it_is(
+def test_a_torn_checkpoint_with_a_foreign_file_or_a_link_to_it_stays(
     disk: JobOnDisk, damage: Callable[[JobOnDisk], None], why: str
 ) -> None:
     (disk.here / "out").mkdir()
@@ -426,7 +426,7 @@ def test_a_torn_file_without_a_copy_stays_and_its_command_is_reported_until_a_ra
     assert disk.moved() == [(str(path), f"{aside}/torn-a")]
 
 
-def test_where_the_copy_cannot_be_put_back_what_a_link_leads_to_is_where_it_was(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_put_back_leaves_the_target_of_a_link_in_place(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     disk.keep_copy(disk.rank.saves("ckpt.pt", 10))
     disk.rank.saves("ckpt.pt", 20, cut=True)
     (disk.here / "latest.pt").symlink_to("ckpt.pt")
@@ -455,7 +455,7 @@ def test_a_copy_that_ranks_were_given_stays_whatever_is_saved_since(tmp_path: Pa
     assert os.path.exists(chosen.path)  # noqa: PTH110  a plain string
 
 
-def test_what_cannot_be_moved_aside_takes_nothing_from_what_was_chosen(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_move_aside_does_not_change_the_chosen_checkpoint(disk: JobOnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = hf(disk, 10)
     torn = hf(disk, 20, cut=True)
     disk.rank.loads("out/checkpoint-10/optimizer.pt")

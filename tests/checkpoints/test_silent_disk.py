@@ -44,9 +44,7 @@ def loaded_and_saved(job: JobOnDisk, *steps: int) -> list[Path]:
     return paths
 
 
-def test_what_was_verified_is_handed_over_though_nothing_was_declared_and_its_content_is_not_read(
-    job: JobOnDisk, disk: PatternedDisk
-) -> None:
+def test_a_verified_undeclared_checkpoint_is_handed_over_without_a_read(job: JobOnDisk, disk: PatternedDisk) -> None:
     (path,) = loaded_and_saved(job, 100)
     torch.save({"step": 100, "bulk": torch.rand(8 << 18)}, path)  # 8 MiB
     job.keep_copy(path)
@@ -57,7 +55,7 @@ def test_what_was_verified_is_handed_over_though_nothing_was_declared_and_its_co
     assert disk.n_read < 1 << 20
 
 
-def test_one_without_a_byte_is_named_and_the_older_one_is_taken(job: JobOnDisk, disk: PatternedDisk) -> None:
+def test_a_silent_checkpoint_is_named_and_the_older_one_is_taken(job: JobOnDisk, disk: PatternedDisk) -> None:
     old, new = loaded_and_saved(job, 100, 200)
     disk.hung.add(new)
     event = job.checkpoints.select(1.0, 2)
@@ -67,7 +65,7 @@ def test_one_without_a_byte_is_named_and_the_older_one_is_taken(job: JobOnDisk, 
     assert lines[0] == f"no byte for 30 s from {new} (it is passed over after 120 s)"
 
 
-def test_where_none_is_left_that_is_told_from_a_bad_one_and_the_mirror_is_asked_at_a_start(job: JobOnDisk, disk: PatternedDisk) -> None:
+def test_checkpoints_on_a_silent_disk_are_not_bad_but_the_mirror_is_asked(job: JobOnDisk, disk: PatternedDisk) -> None:
     paths = loaded_and_saved(job, 100, 200)
     disk.hung |= set(paths)
     event = job.checkpoints.select(1.0, 2)
@@ -98,7 +96,7 @@ def test_a_directory_that_cannot_be_listed_is_no_empty_one(job: JobOnDisk, disk:
     assert "no byte" in why
 
 
-def test_a_selection_reports_that_it_moves_and_ends_once_nobody_waits_for_it(job: JobOnDisk, disk: PatternedDisk) -> None:
+def test_a_selection_reports_its_moves_and_ends_once_it_is_abandoned(job: JobOnDisk, disk: PatternedDisk) -> None:
     (path,) = loaded_and_saved(job, 100)
     job.checkpoints.select(1.0, 2)
     job.checkpoints.note_move()

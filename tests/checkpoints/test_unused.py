@@ -98,7 +98,7 @@ def test_a_later_run_holds_its_own(tmp_path: Path) -> None:
     assert [later.is_held(copy) for copy in later.all()] == [False]
 
 
-def test_what_counts_epochs_alone_or_nothing_loses_no_copy_to_a_beginning_from_scratch(tmp_path: Path) -> None:
+def test_copies_without_a_step_survive_a_start_from_scratch(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     disk.keep_copy(disk.rank.saves("snapshot.pt", 50, key="EPOCHS_RUN"))
     disk.keep_copy(disk.rank.saves("plain.pt", 50, key="loss"))
@@ -113,7 +113,7 @@ def test_what_counts_epochs_alone_or_nothing_loses_no_copy_to_a_beginning_from_s
     assert sorted(stay, key=str) == [("plain.pt", None, 1), ("plain.pt", None, 2), ("snapshot.pt", 50, 1)]
 
 
-def test_a_run_that_begins_from_scratch_after_one_that_did_not_end_well_holds_what_that_held(tmp_path: Path) -> None:
+def test_a_run_from_scratch_still_holds_the_copies_of_a_failed_run(tmp_path: Path) -> None:
     disk = JobOnDisk(tmp_path)
     disk.keep_copy(disk.rank.saves("ckpt.pt", 5000))
     begin(disk, 2)
@@ -132,7 +132,7 @@ def test_a_run_that_begins_from_scratch_after_one_that_did_not_end_well_holds_wh
     assert held(disk) == [5000]
 
 
-def test_what_is_too_large_or_must_not_be_copied_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_copied_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = JobOnDisk(tmp_path)
     (disk.here / "ckpt").mkdir()
     disk.rank.saves("ckpt/step_10.pt", 10)

@@ -75,7 +75,7 @@ def peers(form: str, but: int, of: int = 8) -> str:
         ),
     ],
 )  # fmt: skip
-def test_the_cause_and_not_what_followed_from_it(log: str, cause: Cause, rank: int | None) -> None:
+def test_the_cause_is_named_and_not_its_consequence(log: str, cause: Cause, rank: int | None) -> None:
     verdict = classify(read_text(log, CATALOGUE))
     assert verdict.cause is cause, verdict
     if rank is not None:
@@ -188,7 +188,7 @@ ROW = (
         (GONE.format(0).replace("[rank0]: ", "") + "Aborted (core dumped)\n", Cause.UNKNOWN_NATIVE_ABORT),
     ],
 )
-def test_an_abort_after_the_process_own_exception_follows_from_it(log: str, cause: Cause) -> None:
+def test_an_abort_after_the_process_own_exception_is_a_consequence(log: str, cause: Cause) -> None:
     verdict = classify(read_text(log, CATALOGUE))
     assert verdict.cause is cause, verdict
 
@@ -292,7 +292,7 @@ def test_no_checkpoint_is_called_torn_for_an_end_of_file_elsewhere(log: str, cau
     assert classify(read_text(log, CATALOGUE)).cause is cause
 
 
-def test_what_lies_in_a_saves_way_explains_the_exception_that_names_it_and_what_follows_from_that() -> None:
+def test_a_leftover_in_a_saves_way_explains_its_exception_and_consequences() -> None:
     evidence = Evidence("checkpoint", "leftover", "/c/step-60 is in the way", 0, 9.999, claim=Claim(Cause.CHECKPOINT_LEFTOVER, 0.97))
     raised = Evidence("error_file", "exception", "FileExistsError: /c/step-60 exists", 0, 10.0)
     caught = Evidence("log", "last_exception", "FileExistsError: /c/step-60 exists", 0, 10.0, free_text=True)
@@ -313,7 +313,7 @@ DIVERGED = BUG.replace("ValueError: num_samples should be a positive integer val
 
 
 @pytest.mark.parametrize("followed", [GONE, WATCHDOG, TERMINATED, ABORTED, KILLED])
-def test_what_follows_from_a_cause_of_the_users_own_is_no_cause(followed: str, tmp_path: Path) -> None:
+def test_a_consequence_of_a_users_own_cause_is_no_cause(followed: str, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(OWN)
     catalogue, problems = signatures.read([tmp_path / "mine.toml"])
     assert problems == ()

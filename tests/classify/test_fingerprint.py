@@ -46,7 +46,7 @@ def of(text: str) -> str:
     port=st.integers(1024, 65535),
     seconds=st.floats(0, 1e6),
 )
-def test_it_is_the_same_under_other_ranks_pids_times_steps_addresses_ports_and_temporary_paths(**changes: float) -> None:
+def test_the_fingerprint_ignores_ranks_pids_times_steps_addresses_and_paths(**changes: float) -> None:
     assert of(log(**changes)) == of(log())
 
 
@@ -61,7 +61,7 @@ def test_it_is_the_same_under_other_ranks_pids_times_steps_addresses_ports_and_t
         "  exitcode  : -11 (pid: 41003)\n",
     ],
 )
-def test_another_failure_has_another(other: str) -> None:
+def test_different_failures_have_different_fingerprints(other: str) -> None:
     assert of(other) != of(log())
 
 
@@ -109,7 +109,7 @@ def test_generated_names_do_not(text: str, other: str) -> None:
         ("RuntimeError: since Nov 21", "RuntimeError: since Dec 1"),
     ],
 )
-def test_one_failure_that_names_another_file_id_machine_amount_or_date_is_one(text: str, other: str) -> None:
+def test_the_fingerprint_ignores_file_id_machine_amount_and_date(text: str, other: str) -> None:
     assert of(text + "\n") == of(other + "\n")
 
 
@@ -123,11 +123,11 @@ def test_one_failure_that_names_another_file_id_machine_amount_or_date_is_one(te
         ("ValueError: x may be 1", "ValueError: x must be 1"),
     ],
 )
-def test_what_tells_two_bugs_apart_stays(text: str, other: str) -> None:
+def test_the_fingerprint_keeps_the_difference_between_two_bugs(text: str, other: str) -> None:
     assert of(text + "\n") != of(other + "\n")
 
 
-def test_the_phase_is_part_of_it() -> None:
+def test_the_phase_is_part_of_the_fingerprint() -> None:
     def at(phase: str) -> str:
         return classify(
             (Evidence("error_file", "exception", "ValueError: x", 0, 1.0), Evidence("heartbeat", "phase", phase, 0))

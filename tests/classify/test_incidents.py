@@ -56,7 +56,7 @@ def test_of_many_streams_a_bounded_number_of_findings_is_kept_and_none_is_pushed
     assert raised == {(fact.rank, fact.line) for fact in facts if fact.name == "traceback"}, "an exception and its frames stay together"
 
 
-def test_who_wrote_last_of_all_failed_last(tmp_path: Path) -> None:
+def test_the_rank_that_wrote_last_failed_last(tmp_path: Path) -> None:
     logs = [(f"rank-{rank}.err", BUG.replace("num_samples", f"sample {rank}"), after_s) for rank, after_s in enumerate((30, 10, 20, 40))]
     assert verdict(incident(tmp_path, *logs)).rank == 1
 

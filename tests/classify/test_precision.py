@@ -138,7 +138,7 @@ LOGS = {
 
 
 @pytest.mark.parametrize("name", LOGS)
-def test_what_only_looks_like_a_cause_is_none(name: str) -> None:
+def test_a_line_that_only_resembles_a_cause_is_none(name: str) -> None:
     log, causes = LOGS[name]
     assert classify(read_text(log, CATALOGUE)).cause in causes
 

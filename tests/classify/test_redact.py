@@ -53,7 +53,7 @@ def test_a_secret_of_a_command_is_a_digest(arguments: list[str]) -> None:
         "a:b@c",
     ],
 )
-def test_what_is_innocent_stays(argument: str) -> None:
+def test_a_harmless_argument_stays(argument: str) -> None:
     assert redact.command([argument, "next"]) == (argument, "next")
     assert redact.text(f"given {argument} here") == f"given {argument} here"
 
@@ -62,7 +62,7 @@ def test_the_flag_after_a_secret_flag_is_no_value() -> None:
     assert redact.command(["--token", "--lr", "1"]) == ("--token", "--lr", "1")
 
 
-def test_two_values_can_be_told_apart_and_one_twice_is_the_same() -> None:
+def test_redacted_values_stay_distinguishable_and_repeats_stay_equal() -> None:
     first, other, again = (redact.text(f"token={value}") for value in ("a", "b", "a"))
     assert first == again != other
 

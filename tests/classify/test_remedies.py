@@ -195,7 +195,7 @@ def test_every_cause_has_something_to_do_where_nothing_more_was_seen(cause: Caus
     assert all("{" not in text for text in hints(bare))
 
 
-def test_no_hint_stands_behind_one_that_is_always_given() -> None:
+def test_no_hint_follows_an_unconditional_one() -> None:
     for cause, lines in ((cause, row.hints) for cause, row in CAUSE_TABLE.items()):
         for line in lines:
             assert all(hint.when or hint.names for hint in line[:-1]), (cause, line)

@@ -36,7 +36,7 @@ def test_a_line_counts_the_steps_of_the_training_or_nothing(line: str, count: tu
     assert (None if step_count is None else (step_count.done, step_count.total, step_count.epoch, step_count.epochs)) == count
 
 
-def test_the_newest_line_that_counts_is_taken_and_named_as_it_says_it() -> None:
+def test_the_newest_step_count_is_taken_with_its_wording() -> None:
     lines = ["step 10/120 loss 4", "step 20/120 loss 3", "saved ckpt/20.pt", "val step 1/9"]
     assert newest_count(lines) == StepCount(20, 120, "step 20/120")
     assert newest_count(["nothing"]) is None

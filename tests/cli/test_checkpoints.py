@@ -102,7 +102,7 @@ def test_a_quarantined_checkpoint_is_not_handed_out_again(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_out_of_use_is_listed_with_the_reason_and_used_again_once_that_is_withdrawn(place: Path) -> None:
+def test_a_quarantined_checkpoint_is_listed_with_its_reason_and_can_return(place: Path) -> None:
     records, path = node(place) / "checkpoints", str(place / "ckpt" / "step_2.pt")
     lineages = Lineages(CheckpointCatalogue(records, is_writer=True), "run-a")
     lineages.begin_run(tuple)
@@ -128,7 +128,7 @@ def test_a_quarantine_is_withdrawn_by_the_same_command(place: Path) -> None:
     assert run(place, "checkpoints", "show", "--json", "ckpt/step_2.pt").returncode == 0
 
 
-def test_what_was_moved_aside_is_moved_back(place: Path) -> None:
+def test_a_checkpoint_moved_aside_is_moved_back(place: Path) -> None:
     path = str(place / "ckpt" / "step_3.pt")
     identity = identity_of(path)
     assert identity is not None

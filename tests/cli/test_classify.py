@@ -93,7 +93,7 @@ def test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters(tmp_p
     assert "End other processes" not in text, "the log shows none that hold memory"
 
 
-def test_what_installs_a_missing_package_is_told(tmp_path: Path) -> None:
+def test_the_command_that_installs_a_missing_package_is_printed(tmp_path: Path) -> None:
     missing = "Traceback (most recent call last):\n  File \"train.py\", line 3, in <module>\nModuleNotFoundError: No module named 'cv2'\n"
     for module, line in (
         ("cv2", "do Run `pip install opencv-python` in the job's environment"),
@@ -103,13 +103,13 @@ def test_what_installs_a_missing_package_is_told(tmp_path: Path) -> None:
         assert line in " ".join(classify("a.log", cwd=tmp_path).stdout.decode().split())
 
 
-def test_what_follows_from_a_failure_is_marked_as_a_consequence(tmp_path: Path) -> None:
+def test_a_consequence_of_a_failure_is_marked(tmp_path: Path) -> None:
     text = " ".join(classify(str(attempt(tmp_path)), cwd=tmp_path).stdout.decode().split())
     assert "evidence rank-1.err line 5: torch.OutOfMemoryError" in text
     assert "a consequence: rank-0.err line 4: RuntimeError: [../third_party/gloo" in text
 
 
-def test_the_rules_are_one_table_and_what_they_find_in_a_log_is_shown(tmp_path: Path) -> None:
+def test_the_rules_are_one_table_and_their_findings_in_a_log_are_shown(tmp_path: Path) -> None:
     (tmp_path / "supervise.toml").write_text('[[loss.rule]]\nid = "my.rule"\nkind = "inf"\n')
     (tmp_path / "supervise.toml").chmod(0o600)
     table = classify("--rules", cwd=tmp_path).stdout.decode().splitlines()
@@ -186,14 +186,14 @@ def test_of_an_attempt_the_rank_that_fell_silent_first_is_the_culprit(tmp_path: 
     assert classification("attempts", cwd=tmp_path)["rank"] == 0
 
 
-def test_what_a_rank_survived_is_no_cause_and_what_another_one_printed_later_changes_nothing(tmp_path: Path) -> None:
+def test_a_survived_error_is_no_cause(tmp_path: Path) -> None:
     directory = attempt(tmp_path)
     (directory / "rank-1.err").write_text("no failure\n")
     (directory / "rank-0.err").write_text(OOM + "".join(f"step {step} loss 2.{step}\n" for step in range(300)))
     assert classification("attempts", cwd=tmp_path)["cause"] != "cuda_oom"
 
 
-def test_what_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_an_unreadable_log_is_named_and_the_others_are_classified(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(OOM)
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(OOM.encode()))
     done = classify("--json", "gone.log", "a.log.gz", "a.log", cwd=tmp_path)
@@ -205,7 +205,7 @@ def test_what_cannot_be_read_is_named_and_the_others_go_on(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments", [(), ("gone.log",), ("empty",), ("--json", "gone.log")])
-def test_nothing_to_read_is_64_with_what_helps(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+def test_a_call_without_logs_exits_with_64_and_a_hint(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     (tmp_path / "empty").mkdir()
     done = classify(*arguments, cwd=tmp_path)
     assert done.returncode == 64
@@ -233,7 +233,7 @@ def test_an_empty_log_is_unknown_not_healthy(tmp_path: Path) -> None:
         pytest.param("\udcff\ud800".encode("utf-8", "surrogatepass") * 1000, NOT_SEEN, id="no UTF-8"),
     ],
 )
-def test_garbage_is_no_failure_and_what_follows_it_is_found(tmp_path: Path, log: bytes, problem: str) -> None:
+def test_garbage_is_no_failure_and_a_later_failure_is_found(tmp_path: Path, log: bytes, problem: str) -> None:
     (tmp_path / "a.log").write_bytes(log)
     answer = classification("a.log", cwd=tmp_path)
     # a bar that is not full says one thing more
@@ -371,7 +371,7 @@ def test_help_names_what_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("words", "needed"), [(["--json"], set()), ([], {"rich"})], ids=["JSON", "page"])
-def test_nothing_heavy_is_imported(tmp_path: Path, words: list[str], needed: set[str]) -> None:
+def test_the_command_imports_no_heavy_module(tmp_path: Path, words: list[str], needed: set[str]) -> None:
     (tmp_path / "a.log").write_text(OOM)
     done = classify(*words, "a.log", cwd=tmp_path, python=("-P", "-X", "importtime"))
     assert b"cuda_oom" in done.stdout

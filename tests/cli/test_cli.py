@@ -375,7 +375,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("arguments", LIGHT, ids=" ".join)
-def test_nothing_heavy_is_imported_for_a_quick_answer(imported: dict[str, set[str]], arguments: list[str]) -> None:
+def test_a_quick_answer_imports_no_heavy_module(imported: dict[str, set[str]], arguments: list[str]) -> None:
     modules = imported[" ".join(arguments)]
     assert "supervisor.cli.main" in modules
     assert {module.partition(".")[0] for module in modules}.isdisjoint(HEAVY)

@@ -65,7 +65,7 @@ def names(place: Path) -> set[str]:
     return {path.name for path in place.iterdir()}
 
 
-def test_a_checkpoint_is_converted_and_what_is_lost_is_listed(source: Path) -> None:
+def test_a_checkpoint_is_converted_and_its_losses_are_listed(source: Path) -> None:
     code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
     assert (code, [line for line in err.splitlines() if not PROGRESS.match(line)]) == (0, []), "on a slow machine it shows how far it is"
     assert [line.rstrip("- ") for line in out.splitlines()] == [
@@ -212,7 +212,7 @@ def test_two_converts_do_not_write_one_target(source: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_another_node_left_is_named_and_stays(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_leftover_of_another_node_is_named_and_stays(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     other = source.parent / ".out.supervise-convert-00000000"
     other.mkdir()
     assert command.convert(str(source), str(source.parent / "out"), "torch", "", as_json=False) == 0
@@ -242,7 +242,7 @@ def _growing(place: Path, process: subprocess.Popen[str]) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", ["torch", "dcp"], ids=["a file", "a directory"])
-def test_a_kill_leaves_nothing_under_the_targets_name_and_the_next_run_clears_it(large: Path, to: str) -> None:
+def test_a_killed_convert_leaves_no_target_and_the_next_run_cleans_up(large: Path, to: str) -> None:
     process = start(large.parent, "large.pt", "out", "--to", to)
     partial = _growing(large.parent, process)
     (worker,) = psutil.Process(process.pid).children()
@@ -273,14 +273,14 @@ def test_a_convert_that_ends_early_removes_what_it_wrote(large: Path, whom: str,
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_and_nothing_stays(large: Path) -> None:
+def test_a_full_disk_is_reported_and_no_file_stays(large: Path) -> None:
     limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (9 << 20, 9 << 20))  # noqa: E731
     code, _, err = run(large.parent, "large.pt", "out", "--to", "torch", preexec_fn=limit)
     assert (code, "no more room while the target was written" in err) == (78, True), err
     assert names(large.parent) == {"step_3.pt", "large.pt"}
 
 
-def test_too_little_room_is_said_before_anything_is_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_reported_before_the_first_write(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.statvfs(source.parent)
 
     class Full:
@@ -293,7 +293,7 @@ def test_too_little_room_is_said_before_anything_is_written(source: Path, monkey
 
 
 @pytest.mark.slow
-def test_without_torch_it_is_said_what_to_install(source: Path, tmp_path: Path) -> None:
+def test_a_missing_torch_is_reported_with_its_installation(source: Path, tmp_path: Path) -> None:
     (tmp_path / "without" / "torch").mkdir(parents=True)
     (tmp_path / "without" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')")
     code, _, err = run(source.parent, "step_3.pt", "out", "--to", "hf", env={**os.environ, "PYTHONPATH": str(tmp_path / "without")})

@@ -52,7 +52,7 @@ def test_the_newest_row_of_a_gpu_holds_and_one_without_a_uuid_goes_by_its_addres
     assert ledger.held(2000.0) == (unnamed, entry(t=2000.0, reason="xid 48"))
 
 
-def test_what_is_cleared_is_free_and_may_fail_again(ledger: GpuQuarantine) -> None:
+def test_a_cleared_gpu_is_free_and_may_fail_again(ledger: GpuQuarantine) -> None:
     ledger.quarantine(entry(A))
     ledger.quarantine(entry(B))
     assert [freed.uuid for freed in ledger.clear(B, 1001.0)] == [B]
@@ -72,7 +72,7 @@ def test_a_torn_or_foreign_line_costs_itself_alone(ledger: GpuQuarantine, torn: 
     assert [held.uuid for held in ledger.held(1000.0)] == [A, B]
 
 
-def test_no_secret_gets_into_it(ledger: GpuQuarantine) -> None:
+def test_secrets_are_redacted_in_the_ledger(ledger: GpuQuarantine) -> None:
     ledger.quarantine(QuarantinedGpu(A, "", "xid", "train.py --api-key=sk-12345678901234567890", 1000.0, "bert", "r"))
     assert "sk-12345678901234567890" not in ledger.path.read_text()
 
@@ -119,7 +119,7 @@ def test_a_person_sees_why_a_gpu_is_out_of_use_and_puts_it_back(tmp_path: Path) 
     assert "none is out of use" in supervise(tmp_path, "nodes", "gpus", *options).stdout
 
 
-def test_what_decides_tells_the_command_of_the_ledger_that_it_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_names_the_clear_command_with_its_ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     elsewhere = loading.load({"job.state_dir": "/scratch/a b"}, {}, tmp_path, None)
     assert to_policy(elsewhere, Launcher.ELASTIC).clears == "supervise nodes clear --state-dir '/scratch/a b'"

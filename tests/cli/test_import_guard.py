@@ -43,7 +43,7 @@ def whose(name: str) -> str:
     return text
 
 
-def test_ours_is_found_although_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_package_is_found_although_the_users_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = package(tmp_path / "ours", "ours")
     monkeypatch.syspath_prepend(path)
     monkeypatch.syspath_prepend(package(tmp_path / "project", "theirs"))

@@ -121,13 +121,13 @@ def test_each_node_is_listed_with_its_state_what_it_has_out_of_use_why_and_since
 
 
 @pytest.mark.parametrize("name", ["../x", "", "a b", ".hidden"])
-def test_what_is_no_name_of_a_node_is_refused(settings: Settings, name: str) -> None:
+def test_an_invalid_node_name_is_refused(settings: Settings, name: str) -> None:
     with pytest.raises(SuperviseError, match="not the name of a node") as caught:
         nodes.exclude(settings, name, "why")
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_who_is_not_excluded_cannot_be_allowed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_is_not_excluded_cannot_be_allowed(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     nodes.exclude(settings, "gpu-9", "why")
     with pytest.raises(SuperviseError, match="no such node is excluded: gpu-8: gpu-9 is"):
         nodes.allow(settings, "gpu-8")
@@ -136,7 +136,7 @@ def test_who_is_not_excluded_cannot_be_allowed(settings: Settings, capsys: pytes
 
 
 @pytest.mark.process
-def test_no_job_begins_on_an_excluded_node_and_the_line_says_why_and_what_allows_it(tmp_path: Path) -> None:
+def test_no_job_begins_on_an_excluded_node_and_the_error_names_the_remedy(tmp_path: Path) -> None:
     def supervise(*words: str) -> subprocess.CompletedProcess[str]:
         command = ["supervise", *words]
         return subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
@@ -293,7 +293,7 @@ def test_a_node_is_drained_only_where_that_is_wanted(settings: Settings, tmp_pat
     ],
     ids=["fit", "others", "excluded", "gpu", "component", "not permitted", "unknown"],
 )
-def test_after_an_end_for_want_of_a_fit_node_a_job_comes_back_on_others_if_it_is_known_which_was_not_fit(  # noqa: PLR0913, PLR0917  a case
+def test_a_job_that_ended_for_want_of_a_fit_node_returns_on_others(  # noqa: PLR0913, PLR0917  a case
     settings: Settings,
     tmp_path: Path,
     excluded: Sequence[str],
@@ -381,7 +381,7 @@ def test_a_job_has_one_exit_code_whatever_nodes_that_were_lost_or_left_ended_wit
 
 
 @pytest.mark.process
-def test_a_batch_script_asks_for_it(tmp_path: Path) -> None:
+def test_a_batch_script_gets_the_exit_code_of_its_job(tmp_path: Path) -> None:
     job = RecordedJob(tmp_path / "state", "slurm-4711", "n1")
     job.begin()
     job.end(75)

@@ -42,7 +42,7 @@ def test_a_log_of_another_encoding_is_read_as_utf_8(tmp_path: Path, encoding: st
         TEXT.encode("latin-1"),
     ],
 )
-def test_what_is_not_surely_another_encoding_stays_as_it_is(tmp_path: Path, data: bytes) -> None:
+def test_text_not_surely_in_another_encoding_stays(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(data)
     assert read(path) == data

@@ -60,7 +60,7 @@ def test_a_flood_is_looked_at_in_part_and_its_line_numbers_hold() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_new_in_a_flood_is_found_wherever_it_stands() -> None:
+def test_a_new_line_in_a_flood_is_found_wherever_it_stands() -> None:
     flooding = "".join(OOM.format(number) for number in range(30_000))
     log = flooding + "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0. Some of the step tasks have been OOM Killed.\n" + flooding
     evidence = read(FloodReader(CATALOGUE, SCANNER), log)
@@ -69,7 +69,7 @@ def test_what_is_new_in_a_flood_is_found_wherever_it_stands() -> None:
 
 @pytest.mark.parametrize("end", [END, OOM.format(1), "step 1 loss 2.3\n" * 1000])
 @pytest.mark.parametrize("every", few([1, 50, 400], 2))
-def test_what_is_no_flood_is_read_as_if_by_a_reader(every: int, end: str) -> None:
+def test_a_log_without_a_flood_is_read_as_by_a_reader(every: int, end: str) -> None:
     log = "".join(OOM.format(n) if n % every == 0 else f"step {n} loss 2.3\n" for n in range(min(40 * every, 60_000))) + end
     assert read(FloodReader(CATALOGUE, SCANNER), log) == read(Reader(CATALOGUE, SCANNER), log)
 

@@ -33,7 +33,7 @@ class Saved(Struct, frozen=True):
     ids=["a Struct", "no number", "a file name that is no UTF-8"],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
-def test_what_is_written_is_json_whatever_it_holds(value: object, read: object, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_is_json_whatever_it_holds(value: object, read: object, encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, errors="backslashreplace"))
     stdio.write_json(value)
@@ -62,7 +62,7 @@ def test_a_page_and_a_table_are_shown_as_wide_as_there_is_room(capsys: pytest.Ca
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["checkpoints", "--help"], ["version"]])
-def test_nothing_that_draws_is_imported_where_nothing_is_drawn(arguments: list[str]) -> None:
+def test_a_command_without_a_table_imports_no_renderer(arguments: list[str]) -> None:
     done = subprocess.run(  # noqa: S603  our own command
         [sys.executable, "-X", "importtime", "-m", "supervisor", *arguments],
         capture_output=True,

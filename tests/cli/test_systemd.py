@@ -78,7 +78,7 @@ def test_install_sets_a_job_up_and_keeps_what_a_person_wrote(tmp_path: Path, cap
         (("bert", "--user", "root"), "the job bert would run as root"),
     ],
 )
-def test_what_no_unit_can_have_is_refused_and_nothing_is_written(
+def test_an_impossible_unit_is_refused_and_no_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], words: tuple[str, ...], says: str
 ) -> None:
     monkeypatch.delenv("SUDO_USER", raising=False)
@@ -95,7 +95,7 @@ def test_what_no_unit_can_have_is_refused_and_nothing_is_written(
         (USER, "/no/such", "no such directory: /no/such"),
     ],
 )
-def test_what_the_running_system_does_not_have_is_refused(user: str, directory: str, says: str) -> None:
+def test_a_user_or_directory_that_the_system_lacks_is_refused(user: str, directory: str, says: str) -> None:
     with pytest.raises(SuperviseError, match=says) as refused:
         installation.job_unit("bert", user, Path(directory))
     assert refused.value.exit_code == 64

@@ -209,7 +209,7 @@ def test_the_first_end_stands(posts: list[tuple[str, str]], kind: str, node: str
     assert played.state.memory.end == end
 
 
-def test_what_comes_after_a_failure_is_no_success() -> None:
+def test_a_success_after_a_failure_does_not_count() -> None:
     played = together(*ALL)
     played.post(FAILURE, "b")
     played.post(DONE, *ALL)
@@ -253,7 +253,7 @@ def test_a_report_is_awaited_for_60_s() -> None:
     assert judged.missing == (("c", "no report within 60 s"),)
 
 
-def test_who_waits_to_join_learns_the_decision_too() -> None:
+def test_a_node_that_waits_to_join_learns_the_decision_too() -> None:
     played = ended()
     played.join("d")
     played.sent_messages()
@@ -287,7 +287,7 @@ def test_a_node_that_comes_back_learns_what_it_missed_and_its_posts_count_once()
     assert not played.sent_messages()
 
 
-def test_a_coordinator_that_is_started_again_goes_on_once_its_members_have_posted_again() -> None:
+def test_a_restarted_coordinator_continues_once_its_members_posted_again() -> None:
     before = ended()
     played = Played(before.state.memory)
     played.join("a", "b", attempt=EPOCH)
@@ -300,7 +300,7 @@ def test_a_coordinator_that_is_started_again_goes_on_once_its_members_have_poste
     assert judged == JudgeReports(1, tuple((node, f"of {node}") for node in ALL), ())
 
 
-def test_a_decision_that_the_disk_did_not_take_is_taken_over_from_a_node_that_acted_on_it() -> None:
+def test_a_decision_lost_on_disk_is_taken_over_from_a_node_that_acted_on_it() -> None:
     before = ended()
     played = Played(before.state.memory)
     played.join("a", attempt=EPOCH)
@@ -311,7 +311,7 @@ def test_a_decision_that_the_disk_did_not_take_is_taken_over_from_a_node_that_ac
     assert played.state.memory.decision == AGAIN
 
 
-def test_a_coordinator_without_memory_tells_all_that_the_job_is_over_when_a_node_knows_it() -> None:
+def test_a_coordinator_without_memory_learns_the_end_of_the_job_from_a_node() -> None:
     played = Played()
     played.join("d")
     played.join("b", attempt=EPOCH, acted=OTHER)
@@ -369,7 +369,7 @@ def test_a_pause_of_the_coordinator_is_no_time_in_which_a_host_did_not_answer() 
     assert set(played.state.absences) == {"b"}
 
 
-def test_nobody_is_lost_for_a_closed_connection_while_others_end_steps() -> None:
+def test_a_node_is_not_lost_for_a_closed_connection_while_others_end_steps() -> None:
     played = together(*ALL)
     played.close("b")
     played.passes(600.0, "a", "c", stepped_s=4.0, step_s=3.0)
@@ -466,7 +466,7 @@ def test_all_nodes_look_where_one_stalls_and_the_host_gets_the_looks() -> None:
     assert played.outputs == [LooksGathered(1, 1, (("a", "of a"), ("b", "of b"), ("c", "of c")), ())]
 
 
-def test_who_does_not_look_within_20_s_is_named_and_the_next_round_has_its_distance() -> None:
+def test_a_node_without_a_look_in_20_s_is_named() -> None:
     played = together(*ALL)
     played.post(STALLED, "c", index=1)
     played.post(LOOK, "c", "a", index=1)

@@ -27,13 +27,13 @@ def test_a_node_goes_back_to_the_coordinator_of_its_job_unless_that_life_of_the_
     assert remembered(kept, KeptFor("run", "job.1"), "a/2") == (NodeMemory("a/2"), None), "these nodes meet elsewhere"
 
 
-def test_a_node_that_was_told_the_end_of_a_job_begins_anew_when_it_is_started_again() -> None:
+def test_a_restarted_node_that_knew_the_end_of_a_job_begins_anew() -> None:
     memory = NodeMemory("a/1", EPOCH, over=True)
     assert remembered(KeptNode(RUN, memory, CoordinatorAddress("b", 4711, "key")), RUN, "a/2") == (NodeMemory("a/2"), None)
 
 
 @pytest.mark.parametrize(("kind", "is_over"), [(RESTART, False), (STOP, True)])
-def test_a_coordinator_goes_on_with_its_attempt_unless_that_life_of_the_job_is_over(tmp_path: Path, kind: str, is_over: bool) -> None:  # noqa: FBT001
+def test_a_coordinator_continues_its_attempt_unless_that_life_of_the_job_is_over(tmp_path: Path, kind: str, is_over: bool) -> None:  # noqa: FBT001
     file = KeptFile(tmp_path / "cluster" / "coordinator.json", pytest.fail)
     for decision in (None, ClusterDecision(kind, "text")):
         memory = CoordinatorMemory(EPOCH, AttemptEnd(FAILURE, "a/1", "rank 1"), decision)

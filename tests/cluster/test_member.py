@@ -142,14 +142,14 @@ def test_the_node_acts_once_on_what_the_coordinator_decides() -> None:
     assert (played.state.memory.acted, played.state.memory.returning) == (AGAIN, 2)
 
 
-def test_what_was_decided_without_a_connection_comes_with_the_welcome() -> None:
+def test_a_decision_made_without_a_connection_comes_with_the_welcome() -> None:
     played = trains()
     played.take(protocol.LinkClosed(played.t))
     assert played.opens(Welcome("a", EPOCH, END, AGAIN, 1)) == [protocol.ActOn(EPOCH, AGAIN, 1)]
 
 
 @pytest.mark.parametrize("shared", [NEXT, None, SharedAttempt(3, ("a", "c"), "a", "another")])
-def test_a_coordinator_that_has_another_attempt_shows_that_the_job_went_on_or_was_forgotten(shared: SharedAttempt | None) -> None:
+def test_a_coordinator_with_another_attempt_makes_the_node_step_aside(shared: SharedAttempt | None) -> None:
     played = trains()
     played.take(protocol.LinkClosed(played.t))
     assert played.opens(Welcome("a", shared)) == [protocol.StepAside(EPOCH)]
@@ -157,7 +157,7 @@ def test_a_coordinator_that_has_another_attempt_shows_that_the_job_went_on_or_wa
     assert not played.hears(Decided(3, AGAIN, 2)), "it takes no part any more"
 
 
-def test_who_takes_no_part_learns_that_the_job_is_over_and_remembers_it_when_it_leaves() -> None:
+def test_a_node_outside_the_attempt_learns_and_remembers_the_end_of_the_job() -> None:
     for played in (Played(), Played(NodeMemory("b", EPOCH, acted=AGAIN)), Played(NodeMemory("b", EPOCH, aside=True))):
         played.opens()
         assert played.hears(Decided(4, AGAIN), Decided(5, OVER), Decided(5, OVER)) == [protocol.ClosedWithoutUs(5, OVER)]
@@ -256,7 +256,7 @@ def test_the_pause_of_the_node_itself_counts_for_nobody() -> None:
     assert len(played.passes(1.0)) == 1
 
 
-def test_what_happened_since_a_pause_ended_is_not_moved_by_it() -> None:
+def test_events_after_a_pause_are_not_moved_by_it() -> None:
     played = trains()
     played.passes(2.0, answered=True)
     played.t += 90.0
@@ -273,7 +273,7 @@ def test_steps_that_ended_during_a_pause_are_not_known_at_its_end() -> None:
     assert beat == protocol.Beat(played.t, "", 0.0, 1.0)
 
 
-def test_after_wait_s_without_a_coordinator_the_ranks_are_ended_also_where_they_end_steps_and_the_node_stops() -> None:
+def test_after_wait_s_without_a_coordinator_the_ranks_and_the_node_stop() -> None:
     played = trains()
     played.take(protocol.LinkClosed(played.t))
     assert not played.passes(RULES.wait_s, stepped_s=0.1)

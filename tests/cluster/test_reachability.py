@@ -51,7 +51,7 @@ def test_a_way_that_is_cut_for_a_moment_changes_nothing(cluster: Cluster) -> Non
     cluster.is_well()
 
 
-def test_a_node_says_again_over_its_next_connection_what_it_said(cluster: Cluster) -> None:
+def test_a_node_repeats_its_message_over_the_next_connection(cluster: Cluster) -> None:
     cluster.meet()
     cluster.relays[1].is_cut = True
     cluster.members[1].client.give(protocol.NodeText(time.monotonic(), 1, "of 1"))  # it is on the way, and gets lost

@@ -35,7 +35,7 @@ def test_a_report_has_its_times_by_the_coordinators_clock() -> None:
     assert (attempt.began_t, attempt.started_t, attempt.over_t, attempt.evidence[0].t) == (15.0, None, 106.0, 105.0)
 
 
-def test_what_only_the_next_version_knows_is_left_out_and_all_else_counts() -> None:
+def test_unknown_values_of_the_next_version_are_left_out_of_a_report() -> None:
     rows = json.loads(encode_report(REPORT, None))["report"]["attempt"]["evidence"]
     rows[1]["claim"]["cause"] = "new/in-the-next-version"
     report = decode_report(changed(evidence=[*rows, "no fact"], ended_for=rows[1:], hang={"kind": "new"}, new_field=7))

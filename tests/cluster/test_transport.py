@@ -63,7 +63,7 @@ def test_a_coordinator_without_a_descriptor_for_another_connection_serves_those_
         assert not late.recv(100), "it was accepted, and is no node"
 
 
-def test_a_coordinator_that_starts_again_at_its_port_goes_on_with_what_it_kept(cluster: Cluster) -> None:
+def test_a_restarted_coordinator_continues_at_its_port_with_its_state(cluster: Cluster) -> None:
     cluster.meet()
     cluster.server.close(0.0)
     cluster.members[1].client.give(protocol.EndAttempt(time.monotonic(), FAILURE, "it failed while the coordinator was away"))
@@ -92,7 +92,7 @@ JOIN = b'.{"type":"join","node":"n9/1"}\n'
         b"\x00" * 1000 + b"\n",
     ],
 )
-def test_who_sends_what_is_no_message_is_closed_and_the_nodes_do_not_notice(cluster: Cluster, sent: bytes) -> None:
+def test_an_invalid_message_closes_its_sender_without_harm_to_the_nodes(cluster: Cluster, sent: bytes) -> None:
     cluster.meet()
     with socket.create_connection(("127.0.0.1", cluster.server.port)) as stranger:
         stranger.settimeout(10)
@@ -111,7 +111,7 @@ def test_who_sends_what_is_no_message_is_closed_and_the_nodes_do_not_notice(clus
         ("2", "stolen", "speaks version 2 of the protocol between nodes, like {}, but is of another job"),
     ],
 )
-def test_a_node_of_another_version_or_job_is_told_so_once_and_tries_no_more(
+def test_a_node_of_another_version_or_job_is_refused_once_and_stops_trying(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, version: str, key: str, reason: str
 ) -> None:
     cluster.meet()
@@ -200,7 +200,7 @@ def test_the_host_of_the_coordinator_stays_until_every_member_knows_how_the_job_
     assert all(member.all_of(protocol.ActOn) for member in cluster.members)
 
 
-def test_the_host_of_the_coordinator_that_is_stopped_stays_until_its_core_has_decided_what_comes_after_it(cluster: Cluster) -> None:
+def test_the_stopped_coordinators_host_stays_until_its_core_has_decided(cluster: Cluster) -> None:
     cluster.meet()
     stopped, *others = cluster.members
     stopped.client.give(protocol.GiveUp(time.monotonic(), "stopped by SIGTERM"))

@@ -144,7 +144,7 @@ def test_an_unknown_key_names_itself_its_line_and_the_nearest(
     assert f"the nearest is {nearest}" in caught.value.message
 
 
-def test_an_unknown_variable_names_the_nearest_and_what_is_not_ours_is_left_alone(load: Callable[..., Settings]) -> None:
+def test_an_unknown_variable_names_the_nearest_and_foreign_ones_are_left_alone(load: Callable[..., Settings]) -> None:
     with pytest.raises(
         SuperviseError, match=r"SUPERVISE_RESTART_INTENSTY in the environment: the nearest is SUPERVISE_RESTART_INTENSITY"
     ) as caught:
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_settings_is_reported_as_such(home: Path, load: Ca
     assert "nearest" not in str(caught.value)
 
 
-def test_a_command_that_only_reads_is_warned_and_goes_on_with_what_is_right(home: Path) -> None:
+def test_a_command_that_only_reads_is_warned_and_keeps_the_valid_settings(home: Path) -> None:
     local(home, "[job]\nstate_dir = 'there'\nnaem = 'x'\n[restart]\nintensity = 'many'\nmax_attempts = 7\n")
     environ = {"XDG_CONFIG_HOME": str(home / "home"), "SUPERVISE_TYPO": "1", "SUPERVISE_HANG_TRAIN_S": "40"}
     warnings: list[SuperviseError] = []
@@ -230,7 +230,7 @@ def test_every_number_has_two_bounds(row: Any, load: Callable[..., Settings]) ->
         ("restart = [", "is not TOML: FILE"),
     ],
 )
-def test_a_wrong_value_names_key_value_place_and_what_was_expected(
+def test_a_wrong_value_names_its_key_place_and_the_expected_form(
     home: Path, load: Callable[..., Settings], text: str, expected: str
 ) -> None:
     path = local(home, text)

@@ -33,7 +33,7 @@ def test_a_name_of_this_machine_is_an_address() -> None:
 @pytest.mark.parametrize(
     "text", ["", "x", "65536", "99999", "-1", "1.2.3.4", ":80", "::1:80", "a b:80", "http://localhost:80", "80:", "[::1]", "\n"]
 )
-def test_what_is_no_address_is_refused_with_an_example(text: str) -> None:
+def test_a_text_that_is_no_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(SuperviseError, match=r"no address to listen at: ui.listen") as caught:
         listen_address(text, "ui.listen")
     assert "0.0.0.0:9410" in caught.value.hint

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OWN = '[[loss.rule]]\nid = "reward.nan"\nwords = ["reward"]\npattern = {pattern}\n'
 
 
-def test_ones_own_rules_stand_beside_ours_replace_them_and_switch_them_off(load: Callable[[str], Settings]) -> None:
+def test_a_users_loss_rules_add_to_ours_replace_them_and_switch_them_off(load: Callable[[str], Settings]) -> None:
     settings = load(
         OWN.format(pattern=r"'reward=(?P<value>\S+)'")
         + 'times = 3\n[[loss.rule]]\nid = "loss.jump"\nkind = "jump"\nthreshold = 10\n'

@@ -26,7 +26,7 @@ def settings(listen: str = "", textfile_dir: str = "", *, cwd: Path | None = Non
 
 
 @pytest.mark.parametrize("text", ["65536", "9409x", ":9409", "http://0.0.0.0:9409", "no.such.host.invalid:9409"])
-def test_what_is_no_address_is_an_error_with_a_hint(text: str) -> None:
+def test_a_text_that_is_no_address_is_an_error_with_a_hint(text: str) -> None:
     with pytest.raises(SuperviseError, match="no address to listen at") as raised:
         metrics_address.require_metrics(settings(text))
     assert raised.value.exit_code == ExitCode.USAGE, "a wrong value of a flag, whatever is wrong with it"

@@ -55,7 +55,7 @@ def test_a_row_is_read_with_its_place_and_shown(load: Callable[[str], Settings],
 ROW_WITH_KEY = '[recover.cuda_oom]\nset = { batch_size = 8, "env:WANDB_API_KEY" = "hunter2", "env:MODE" = "careful" }\n'
 
 
-def test_a_secret_of_a_row_is_in_no_policy_and_on_no_screen_and_the_attempt_is_given_it(load: Callable[[str], Settings]) -> None:
+def test_a_secret_of_a_row_reaches_the_attempt_but_no_policy_and_no_screen(load: Callable[[str], Settings]) -> None:
     settings = load(ROW_WITH_KEY)
     policy = to_policy(settings, Launcher.PLAIN, (Knob("batch_size", "32", "--bs"),))
     (cause, sets) = policy.recover[0]

@@ -26,7 +26,7 @@ weight = 0.9
 """
 
 
-def test_what_was_found_trustworthy_is_what_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_changed_after_the_trust_check_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(GOOD)
 

@@ -47,7 +47,7 @@ def test_no_file_is_no_error(path: Path) -> None:
     assert read_trusted(path / "below-a-file") is None
 
 
-def test_what_is_there_and_cannot_be_a_file_is_refused_by_name(path: Path) -> None:
+def test_a_directory_or_a_dangling_link_is_refused_by_name(path: Path) -> None:
     assert f"{path.parent}: it is a directory" in refusal(path.parent)
     link = path.with_name("link.toml")
     link.symlink_to("missing.toml")
@@ -62,14 +62,14 @@ def test_a_file_or_directory_that_others_may_write_is_refused_by_name(path: Path
     assert re.search(rf"others may write {re.escape(str(part))} \(mode 0\d\d\d\)", refusal(path))
 
 
-def test_a_sticky_directory_is_no_danger_to_what_is_in_it(path: Path) -> None:
+def test_a_sticky_directory_is_no_danger_to_its_files(path: Path) -> None:
     path.parent.chmod(0o1777)
     assert read_trusted(path) == "x = 1\n"
 
 
 @as_root
 @pytest.mark.parametrize("up", [0, 1, 2])
-def test_what_belongs_to_another_user_is_refused_by_name(path: Path, up: int) -> None:
+def test_a_file_of_another_user_is_refused_by_name(path: Path, up: int) -> None:
     part = [path, *path.parents][up]
     os.chown(part, NOBODY, -1)
     assert f"{part} belongs to uid {NOBODY}" in refusal(path)
@@ -83,13 +83,13 @@ def test_a_link_is_followed_and_both_its_ways_are_looked_at(path: Path, tmp_path
     assert f"others may write {path.parent} " in refusal(link)
 
 
-def test_what_is_no_plain_file_is_refused_without_waiting_for_a_writer(path: Path) -> None:
+def test_a_fifo_is_refused_without_waiting_for_a_writer(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     assert "not a plain file" in refusal(path)
 
 
-def test_what_is_too_large_or_no_text_is_refused(path: Path) -> None:
+def test_a_file_too_large_or_not_text_is_refused(path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     assert "not UTF-8" in refusal(path)
     path.write_bytes(b"#" * ((1 << 20) + 1))

@@ -50,7 +50,7 @@ def test_the_budget_is_spent_at_its_limit_for_each_family(cause: Cause, before: 
 
 
 @pytest.mark.parametrize(("cause", "charged", "restarts"), [(Cause.KILLED_UNKNOWN, True, 3), (Cause.RENDEZVOUS, False, 4)])
-def test_what_is_left_is_the_number_of_restarts_that_follow(cause: Cause, charged: bool, restarts: int) -> None:  # noqa: FBT001 -- a row
+def test_the_balance_is_the_number_of_restarts_left(cause: Cause, charged: bool, restarts: int) -> None:  # noqa: FBT001 -- a row
     budgets = [
         balance((failure(cause, charged=charged),) * n, cause, T, Policy(recurring_stop=5, restart=Restart(intensity=3)))
         for n in range(restarts + 1)
@@ -94,7 +94,7 @@ def test_equal_failures_count_however_far_apart_where_steps_show_that_none_got_f
     assert equal(others, "killed_unknown:print", T) == ()
 
 
-def test_what_is_kept_of_ten_thousand_failures_is_bounded() -> None:
+def test_the_memory_of_ten_thousand_failures_is_bounded() -> None:
     state = initial()
     for number in range(10_000):
         state = remembered(state, failure(attempt=number, fingerprint=f"kind {number % 300}"))

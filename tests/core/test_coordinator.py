@@ -125,7 +125,7 @@ def test_a_node_that_the_coordinator_refuses_stops_with_78_and_a_card_with_its_w
     assert decision.plan.next_ladder_step == "install the same"
 
 
-def test_a_node_that_waits_to_meet_stops_with_75_once_the_coordinator_is_gone_for_good_and_one_that_trains_goes_on() -> None:
+def test_without_a_coordinator_a_waiting_node_stops_with_75_and_a_training_one_continues() -> None:
     gone = "no coordinator answered for 600 s"
     trains, waits = Node(), Node()
     trains.train(0)
@@ -136,5 +136,5 @@ def test_a_node_that_waits_to_meet_stops_with_75_once_the_coordinator_is_gone_fo
     assert (code, decision.verdict.summary) == (75, gone)
 
 
-def test_under_a_scheduler_its_requeue_goes_on() -> None:
+def test_under_a_scheduler_its_requeue_continues_the_run() -> None:
     assert waits_in_vain(replace(POLICY, is_scheduled=True)).plan.next_ladder_step == "the scheduler's requeue continues this run"

@@ -209,7 +209,7 @@ def test_a_rank_that_left_with_0_excuses_no_other_failure(other: tuple[Evidence,
     assert (answer.verdict.rank, answer.verdict.summary) == (1, summary)
 
 
-def test_what_fails_after_the_last_step_gets_one_more_attempt_and_then_its_own_code() -> None:
+def test_a_failure_after_the_last_step_gets_one_more_attempt_then_its_own_code() -> None:
     first = decision(failed(LEFT, rank(1, code=1, step=200, trace=IN_BARRIER, claim=PEER)))
     assert (first.plan.kind, first.plan.strategy) == (PlanKind.RESTART, "training_over")
     assert first.verdict.summary == "after the last step: rank 1 waited for rank 0, which had left with 0"
@@ -220,7 +220,7 @@ def test_what_fails_after_the_last_step_gets_one_more_attempt_and_then_its_own_c
     assert "the training had ended at step 200, checkpoint verified" in second.plan.reason
 
 
-def test_what_fails_after_the_last_step_is_not_trained_again_from_scratch() -> None:
+def test_a_failure_after_the_last_step_is_not_trained_again_from_scratch() -> None:
     answer = decision(failed(LEFT, WAITS, policy=Policy(), verified=()))
     assert (answer.plan.kind, answer.plan.exit_code, answer.plan.strategy) == (PlanKind.STOP, 1, "training_over")
 
@@ -240,7 +240,7 @@ def test_a_rank_that_is_killed_in_the_last_save_is_started_again(verified: tuple
 
 
 @pytest.mark.parametrize(("cause", "code"), [(Cause.PREEMPTED, 75), (Cause.INTERRUPTED, 130)])
-def test_who_ends_a_job_from_outside_is_answered_after_the_last_step_too(cause: Cause, code: int) -> None:
+def test_an_end_from_outside_is_named_after_the_last_step_too(cause: Cause, code: int) -> None:
     evidence = Evidence("host", "asked", "it was asked to end", 0, 11.0, claim=Claim(cause, 0.97))
     answer = decision(failed((*rank(0, signal=15, over=True), evidence), rank(1, code=0, over=True)))
     assert (answer.verdict.cause, answer.plan.exit_code) == (cause, code)
@@ -374,14 +374,14 @@ def test_after_the_declared_end_the_run_ends_with_0_only_if_rank_0_had_left_so(l
     assert state.run.exit_code == code
 
 
-def test_what_still_works_behind_the_declared_end_is_never_ended() -> None:
+def test_a_rank_still_working_after_the_declared_end_is_never_ended() -> None:
     works = replace(IN_A_BARRIER, still_s=5000.0, working="rank 1 moves 4 KiB/s")
     state, actions = decide(declared("restart", STEP_200), events.HangConfirmed(5000.0, 1, works))
     assert (state.stage, [type(action).__name__ for action in actions]) == (Stage.RUNNING, ["KeepLook"])
 
 
 @pytest.mark.parametrize("action", ["warn", "auto"])
-def test_after_the_declared_end_only_restart_ends_what_waits_for_a_rank_that_is_gone(action: str) -> None:
+def test_after_the_declared_end_only_restart_ends_ranks_that_wait_for_a_gone_one(action: str) -> None:
     state, actions = decide(declared(action, STEP_200), events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, still_s=690.0, over=True)))
     assert state.stage is Stage.RUNNING
     (alert,) = (action for action in actions if isinstance(action, Alert))
@@ -389,7 +389,7 @@ def test_after_the_declared_end_only_restart_ends_what_waits_for_a_rank_that_is_
 
 
 @pytest.mark.parametrize("verified", [(), (replace(STEP_200, step=180),)], ids=["none", "an older one"])
-def test_without_a_verified_checkpoint_of_the_last_step_it_is_a_hang_as_any_other(verified: tuple[CheckpointRef, ...]) -> None:
+def test_without_a_verified_last_checkpoint_a_hang_at_the_end_is_any_hang(verified: tuple[CheckpointRef, ...]) -> None:
     state, _ = decide(declared("auto", *verified), events.HangConfirmed(700.0, 1, replace(IN_A_BARRIER, over=True)))
     assert state.stage is Stage.TEARDOWN
     verdict = ended(state, 0)[1].verdict
@@ -411,7 +411,7 @@ AT_200 = {"step": 200, "total": 200}
     ],
     ids=["abort", "crash", "destroy_process_group", "a code"],
 )
-def test_who_dies_after_the_declared_end_is_named_and_nothing_is_trained_again(end: dict[str, object], code: int, ending: str) -> None:
+def test_a_rank_that_dies_after_the_declared_end_is_named_and_not_restarted(end: dict[str, object], code: int, ending: str) -> None:
     claim = Claim(Cause.UNKNOWN_NATIVE_ABORT, 0.9, transient=True)
     text = Evidence(
         "log", "unknown_native_abort.terminate", "terminate called after throwing an instance of 'c10::Error'", 1, 10.5, claim=claim
@@ -424,7 +424,7 @@ def test_who_dies_after_the_declared_end_is_named_and_nothing_is_trained_again(e
     assert "the training had ended at step 200, checkpoint verified" in answer.plan.reason
 
 
-def test_who_dies_after_the_declared_end_without_a_verified_checkpoint_has_failed() -> None:
+def test_a_death_after_the_declared_end_without_a_verified_checkpoint_is_a_failure() -> None:
     answer = decision(failed(rank(0, **AT_200), rank(1, signal=6, **AT_200), verified=()))
     assert answer.verdict.cause is Cause.UNKNOWN_NATIVE_ABORT
     assert answer.plan.kind is PlanKind.RESTART
@@ -481,7 +481,7 @@ LOCKED = Hang(HangKind.LOCK, "rank 0 is in build, waiting for the file /c/a lock
     ("action", "group_timeout_s", "ends"),
     [("warn", 60.0, False), ("auto", None, False), ("", 600.0, False), ("auto", 60.0, True), ("restart", None, True)],
 )
-def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_told_how_to_go_on_until_torchs_own_time_is_over(
+def test_ranks_behind_the_lock_of_a_killed_build_wait_until_torchs_timeout(
     action: str, group_timeout_s: float | None, *, ends: bool
 ) -> None:
     state = replace(RUNNING, run=Run(policy=Policy(launcher=Launcher.ELASTIC, on_hang=action)))

@@ -178,7 +178,7 @@ UNEVEN = (
     ],
     ids=["uneven", "no accumulation", "no knob", "forbidden", "derived", "no value"],
 )
-def test_what_cannot_be_held_is_reported_once_and_the_job_goes_on(policy: Policy, text: str, values: dict[str, str]) -> None:
+def test_an_impossible_global_batch_is_reported_once_and_the_job_continues(policy: Policy, text: str, values: dict[str, str]) -> None:
     node = Node(policy)
     node.begins(3)
     assert not node.messages
@@ -214,7 +214,7 @@ def test_a_batch_that_the_program_divides_or_that_is_let_go_is_not_touched(polic
     assert not [line for line in node.messages if line[0] == "warning"]
 
 
-def test_where_the_global_batch_is_required_no_rank_starts_without_it_and_all_nodes_stop_with_75() -> None:
+def test_with_a_required_global_batch_no_rank_starts_without_it() -> None:
     node = Node(replace(HOLD, node_rules=NodesSection(batch="require")))
     node.begins(3)
     node.fails()

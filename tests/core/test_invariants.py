@@ -240,7 +240,7 @@ def waited(before: JobState, state: JobState, actions: tuple[act.Action, ...]) -
 
 @settings(max_examples=4 * settings.default.max_examples)
 @given(st.booleans(), st.sampled_from([1, 2]), st.sampled_from([1, 2, 50]), st.lists(st.tuples(events, st.booleans()), max_size=40))
-def test_whatever_happens(
+def test_the_core_keeps_its_invariants_under_any_events(
     declared: bool,  # noqa: FBT001  hypothesis passes it
     nodes: int,
     most: int,

@@ -98,7 +98,7 @@ def test_where_no_step_is_known_the_first_progress_is_the_way_back() -> None:
     assert after(step(2, 106.0, None, 1), state=state).run.losses.lost_s == pytest.approx(6.0)
 
 
-def test_a_supervisor_that_died_lost_the_time_since_its_ranks_died_with_it() -> None:
+def test_a_supervisor_that_died_with_its_ranks_lost_the_time_since() -> None:
     state = after(*BEGUN)
     state = after(SupervisorStarted(300.0, "run", POLICY, continues=True, last_alive_t=100.0), state=state)
     state = after(*attempt(2, 301.0), step(2, 310.0, 120, 40), state=state)

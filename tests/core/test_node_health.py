@@ -30,7 +30,7 @@ def test_a_gpu_that_is_ill_for_two_reasons_is_one_gpu(results: tuple[Finding, ..
     assert any(f"3 of {there} ranks" in action.text for action in judged.actions if isinstance(action, PrintMessage))
 
 
-def test_a_gpu_that_is_not_needed_is_told_of_once() -> None:
+def test_the_fault_of_an_unneeded_gpu_is_reported_once() -> None:
     state = JobState(gpus=THREE, run=Run(policy=Policy(launcher=Launcher.ELASTIC, health=True), findings=(LOST,), command_nproc=3))
     judged = findings.judged(state, 0.0)
     assert judged.stop is None
@@ -80,7 +80,7 @@ def test_a_disk_that_stays_full_after_the_first_attempt_is_waited_for_an_hour_an
     assert state.incidents == 1
 
 
-def test_what_a_person_must_repair_is_not_waited_for_behind_a_full_disk() -> None:
+def test_a_fault_for_a_person_is_not_waited_for_behind_a_full_disk() -> None:
     full = Finding("disk_space", "path:/data", "failed", "/data has no room", blocks=True)
     driver = Finding("gpu_driver", "driver", "failed", "the driver does not fit its library", blocks=True)
     state = JobState(stage=Stage.CHECKING, attempt=Attempt(number=1), run=Run(policy=Policy(health=True)))
@@ -117,7 +117,7 @@ def test_after_a_failure_of_the_program_the_node_is_examined_beside_the_start(ca
     assert state.stage is (Stage.CHECKING if awaited else Stage.STARTING)
 
 
-def test_what_was_seen_while_the_program_ran_holds_for_its_next_attempt() -> None:
+def test_a_finding_during_the_run_holds_for_the_next_attempt() -> None:
     lost = Finding("gpu_errors", "gpu:GPU-1", "failed", "GPU 1: it is lost", blocks=True)
     _, actions = failed(Cause.USER_CODE, events.HealthChanged(3.0, (lost,)))
     assert [action.gpu.uuid for action in actions if isinstance(action, Quarantine)] == ["GPU-1"]

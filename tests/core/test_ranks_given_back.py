@@ -83,7 +83,7 @@ def test_a_gpu_of_another_node_that_is_still_out_of_use_ends_the_run() -> None:
     assert decision.plan.reason == "the program saved with 4 ranks and loads with 4 only; 3 are left here"
 
 
-def test_where_a_loader_names_no_number_the_run_knows_it_also_if_the_short_attempt_made_a_step() -> None:
+def test_a_run_knows_its_earlier_world_size_though_the_loader_names_none() -> None:
     b, _ = decided(OUT)
     run = replace(b.run, starts_with=Setup(3, nodes=2, ranks=3), policy=replace(b.run.policy, nodes=2))
     unnamed = FailureVerdict(Cause.CHECKPOINT_MISMATCH, 0.95, "", "", because=(SAID,))

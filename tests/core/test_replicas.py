@@ -72,7 +72,7 @@ def lost_gpu(situation: Situation) -> Plan:
 
 @settings(max_examples=300, deadline=None)
 @given(layouts(), st.integers(0, 3), st.integers(1, 8), st.booleans(), MICRO, ACCUM, st.sampled_from(list(Launcher)))
-def test_after_any_losses_of_gpus_the_ranks_are_whole_replicas_and_the_batch_is_what_the_plan_says(  # noqa: PLR0913, PLR0917  drawn
+def test_after_any_loss_of_gpus_the_ranks_are_whole_replicas_with_the_planned_batch(  # noqa: PLR0913, PLR0917  drawn
     layout: tuple[int, int, int],
     spares: int,
     minimum: int,
@@ -307,7 +307,7 @@ def test_a_command_that_has_a_rank_for_each_gpu_sees_whole_replicas_or_is_not_be
         )
 
 
-def test_a_node_that_makes_up_no_whole_replica_waits_as_a_spare_and_people_are_told() -> None:
+def test_a_node_short_of_a_whole_replica_waits_as_a_spare_and_is_reported() -> None:
     job = Nodes(4, 8, knobs_of(1, 1), least=2, most=4)
     job.train_on(2)
     texts = [action.text for action in job.tell(events.NodesWaiting(3.5, 1, 1)) if isinstance(action, act.PrintMessage)]

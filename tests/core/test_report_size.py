@@ -67,7 +67,7 @@ def test_a_storm_of_time_outs_fits_and_its_first_error_and_all_ends_are_there() 
     assert "nccl_timeout.watchdog" in counted.text
 
 
-def test_what_is_small_is_reported_as_it_is() -> None:
+def test_a_small_report_is_sent_as_it_is() -> None:
     facts = (Evidence("exit", "signal", "11", 1, t=5.0), Evidence("heartbeat", "step", "64", 1), Evidence("log", "x", "a line", 1))
     report = NodeReport("a/1", Attempt(1, evidence=facts))
     assert bounded(report) == report
@@ -110,7 +110,7 @@ def test_the_verdict_is_that_on_all_that_the_nodes_saw(culprit: int | None) -> N
     assert expected.verdict.rank == (0 if culprit is None else culprit)
 
 
-def test_a_hundred_nodes_are_judged_and_what_is_recorded_and_shown_stays_small() -> None:
+def test_the_records_and_pages_of_a_hundred_nodes_stay_small() -> None:
     reports = [bounded(node_report(node, culprit=403)) for node in range(100)]
     gathered, decided = decision(reports)
     assert (decided.verdict.rank, decided.verdict.node) == (403, "node0050:50")

@@ -65,7 +65,7 @@ def played(state: JobState, *events: core_events.Event) -> tuple[JobState, list[
 
 @pytest.mark.parametrize("signum", [2, 10, 15])
 @pytest.mark.parametrize("stage", BEFORE)
-def test_nothing_is_started_after_a_stop(stage: Stage, signum: int) -> None:
+def test_no_attempt_starts_after_a_stop(stage: Stage, signum: int) -> None:
     before, _ = played(initial(), core_events.GpusListed(0.0, (Gpu(0, "GPU-0"), Gpu(1, "GPU-1"))), *BEFORE[stage])
     assert before.stage is stage
     for order in permutations(late(before.attempt.number)):
@@ -75,7 +75,7 @@ def test_nothing_is_started_after_a_stop(stage: Stage, signum: int) -> None:
         assert state.stage is Stage.ENDED
 
 
-def test_the_step_of_a_stopped_attempt_is_the_last_one_that_its_ranks_made() -> None:
+def test_the_step_of_a_stopped_attempt_is_the_last_one_of_its_ranks() -> None:
     trained = core_events.ProgressObserved(4.0, 1, 7, 7, Phase.TRAIN)
     stop, last = core_events.StopRequested(9.0, 15), core_events.ProgressObserved(10.0, 1, 85, 85, Phase.TRAIN)
     state, _ = played(initial(), *BEFORE[Stage.RUNNING], trained, stop, last, core_events.AttemptEnded(10.0, 1, "stopped"))
@@ -165,14 +165,14 @@ def test_a_signal_after_the_save_finds_ranks_that_are_asked_to_end(signals: tupl
 
 
 @pytest.mark.parametrize(("second", "code"), [(SIGINT, 130), (SIGTERM, 75)])
-def test_who_asks_again_waits_for_no_search_of_a_save(second: int, code: int) -> None:
+def test_a_second_stop_does_not_wait_for_the_search_of_a_save(second: int, code: int) -> None:
     ended = core_events.AttemptEnded(10.5, 1, "stopped")
     state, _ = played(initial(), *BEFORE[Stage.RUNNING], SAVES, core_events.StopRequested(10.0, SIGUSR1, 600.0), ended)
     _, actions = played(state, core_events.StopRequested(10.6, second))
     assert [action.exit_code for action in actions if isinstance(action, act.Finish)] == [code]
 
 
-def test_a_notice_and_the_time_after_it_are_told_a_script_that_cannot_save() -> None:
+def test_a_notice_to_a_script_that_cannot_save_leaves_the_end_to_the_next_signal() -> None:
     """It trains on after the notice: the announced end, or a person, is the first to stop it."""
     assert effects((SIGUSR1, SIGTERM), (NEAR_S,), saves=False) == ([[], ["stop"]], 75)
     assert effects((SIGUSR1, SIGINT, SIGINT), (FAR_S, FAR_S), saves=False) == ([[], ["stop"], ["hurry"]], 130)
@@ -192,7 +192,7 @@ THREE = [(signals, gaps) for signals in product(SIGNALS, repeat=3) for gaps in p
         ((SIGINT, SIGHUP), ["SIGINT: ranks are asked to end", "SIGHUP: ranks are killed"]),
     ],
 )
-def test_what_is_said_of_a_further_signal_is_what_it_does(signals: tuple[int, ...], texts: list[str]) -> None:
+def test_the_message_on_a_further_signal_matches_its_effect(signals: tuple[int, ...], texts: list[str]) -> None:
     stops = [core_events.StopRequested(10.0 + place, signum) for place, signum in enumerate(signals)]
     _, actions = played(initial(), *BEFORE[Stage.RUNNING], *stops)
     printed = "; ".join(action.text for action in actions if isinstance(action, act.PrintMessage))
@@ -208,7 +208,7 @@ def test_of_three_signals_a_person_s_counts_most_then_a_notice(*, saved: bool) -
         assert effects(signals, gaps, *between)[1] == code, (signals, gaps)
 
 
-def test_of_three_signals_only_one_that_comes_twice_is_passed_over() -> None:
+def test_of_three_signals_only_a_doubled_one_is_ignored() -> None:
     for signals, gaps in THREE:
         doubled = same_meaning(signals[0], signals[1]) and gaps[0] == NEAR_S
         answers, code = effects(signals, gaps)

@@ -43,5 +43,5 @@ def test_every_event_has_a_row() -> None:
     assert {kind for kind in kinds if issubclass(kind, JobEvent) and kind.__module__ != "supervisor.core.event"} == set(EVENTS)
 
 
-def test_what_starts_ranks_or_takes_a_gpu_away_waits_for_its_record() -> None:
+def test_a_start_of_ranks_or_a_quarantine_waits_for_its_record() -> None:
     assert set(DURABLE) == {BeginAttempt, GatherNodes, Quarantine}

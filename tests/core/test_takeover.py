@@ -112,7 +112,7 @@ GOES_ON: dict[str, tuple[tuple[Callable[[_Story], None], ...], int]] = {
 
 @pytest.mark.parametrize("end", GOES_ON)
 @pytest.mark.parametrize("stage", KILLED)
-def test_what_a_killed_supervisor_opened_is_closed_once(stage: Stage, end: str) -> None:
+def test_an_incident_opened_by_a_killed_supervisor_is_closed_once(stage: Stage, end: str) -> None:
     story = _Story()
     for step in KILLED[stage]:
         step(story)

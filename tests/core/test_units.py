@@ -44,7 +44,7 @@ def test_a_rate_is_bytes_in_a_second() -> None:
         (2 * 86_400 + 3 * 3600, "2 days 3 h"),
     ],
 )
-def test_a_span_is_written_as_a_person_would_say_it(seconds: float, text: str) -> None:
+def test_a_span_is_written_in_human_units(seconds: float, text: str) -> None:
     assert span_text(seconds) == text
 
 

@@ -40,7 +40,7 @@ def test_each_log_says_what_it_is_of() -> None:
         assert row["text"].strip(), row["id"]
 
 
-def test_they_are_of_all_causes_many_launchers_and_of_healthy_jobs() -> None:
+def test_the_samples_cover_all_causes_many_launchers_and_healthy_jobs() -> None:
     labels = Counter(row["label"] for row in LOGS)
     assert len(LOGS) >= 120
     assert labels[Cause.NONE] >= 30
@@ -49,12 +49,12 @@ def test_they_are_of_all_causes_many_launchers_and_of_healthy_jobs() -> None:
     assert {row["part"] for row in LOGS} == {"whole", "fragment", "thread"}
 
 
-def test_they_name_no_machine_or_person() -> None:
+def test_the_samples_name_no_machine_or_person() -> None:
     for row in LOGS:
         assert not re.search(r"/(?:home|Users)/(?!user/)", row["text"]), row["id"]
 
 
-def test_no_healthy_log_gives_an_alarm_and_what_may_change_a_job_is_right(bench: ModuleType) -> None:
+def test_no_healthy_log_gives_an_alarm_and_answers_that_change_a_job_are_right(bench: ModuleType) -> None:
     answers = bench.scored(bench.written())
     healthy = [answer for answer in answers if answer.sample.label == Cause.NONE]
     assert not [answer.sample.name for answer in healthy if answer.cause not in {Cause.NONE, Cause.UNKNOWN}]

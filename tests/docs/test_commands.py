@@ -48,16 +48,16 @@ ELSEWHERE = {
     "make docs": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
     "supervise profile": "tests/e2e/test_profile.py::test_a_job_is_profiled_and_trains_on_and_says_who_waits_for_whom",
     "supervise doctor": FIRST_SCREEN + "test_the_doctor_names_the_gpu_that_must_be_reset",
-    "supervise doctor --all": "tests/health/test_doctor.py::test_what_is_well_is_shown_where_it_is_wanted",
-    "supervise plan -- CMD": "tests/knobs/test_plan.py::test_it_says_what_is_enabled_and_what_is_not_on_one_screen",
+    "supervise doctor --all": "tests/health/test_doctor.py::test_a_healthy_check_is_shown_with_all",
+    "supervise plan -- CMD": "tests/knobs/test_plan.py::test_the_plan_shows_enabled_and_disabled_parts_on_one_screen",
     "supervise drill resume -- CMD": "tests/e2e/test_drill_resume.py::test_two_ranks_that_load_the_same_checkpoint_are_proven",
     "supervise drill oom": "tests/docs/test_tutorial.py::test_a_newcomer_follows_the_pages_from_a_clean_clone",
     "make lint types": "tests/docs/test_commands.py::test_make_does_what_the_tests_do",
-    "supervise bundle": "tests/cli/jobs/test_bundle.py::test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold",
+    "supervise bundle": "tests/cli/jobs/test_bundle.py::test_the_bundle_holds_the_incidents_files_and_lists_the_missing_ones",
     "supervise classify FILE": "tests/cli/test_classify.py::test_a_page_for_people_has_the_labels_of_the_card_and_all_that_matters",
     "supervise print torchrun -- python train.py": "tests/cli/printing/test_launchers.py::test_one_script_starts_one_node_or_several",
     "pip install -e .": "tests/docs/test_commands.py::test_make_installs_a_checkout_as_the_readme_says",
-    "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_what_was_moved_aside_is_moved_back",
+    "supervise checkpoints undo": "tests/cli/test_checkpoints.py::test_a_checkpoint_moved_aside_is_moved_back",
     "supervise why --job demo --state-dir demo-run/state": DEMO_WHY,
 }
 TRAIN = """
@@ -129,7 +129,7 @@ def test_the_commands_that_are_known_are_those_that_are_there() -> None:
 
 
 @pytest.mark.parametrize("command", sorted({command for _, command in TYPED} & {WITH_CHECKPOINTS, WITHOUT, PLAIN}))
-def test_what_starts_a_training_starts_it(
+def test_each_documented_start_of_a_training_starts_it(
     trained: dict[str, subprocess.CompletedProcess[str]], places: dict[str, Path], command: str
 ) -> None:
     done = trained[command]
@@ -141,7 +141,9 @@ def test_what_starts_a_training_starts_it(
 
 
 @pytest.mark.parametrize("command", READING)
-def test_what_reads_shows_what_was(trained: dict[str, subprocess.CompletedProcess[str]], places: dict[str, Path], command: str) -> None:
+def test_each_documented_reading_command_shows_the_past_run(
+    trained: dict[str, subprocess.CompletedProcess[str]], places: dict[str, Path], command: str
+) -> None:
     assert trained[WITHOUT].returncode == 0
     place = places[PLAIN if "config" in command else WITHOUT]
     done = preloaded.command_text(*shlex.split(command)[1:], cwd=place, environ=environment(place))
@@ -150,7 +152,7 @@ def test_what_reads_shows_what_was(trained: dict[str, subprocess.CompletedProces
 
 
 @pytest.mark.parametrize(("command", "test"), ELSEWHERE.items())
-def test_what_is_run_elsewhere_is(command: str, test: str) -> None:
+def test_a_command_tested_elsewhere_has_its_test(command: str, test: str) -> None:
     file, name = test.split("::")
     assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), command
 

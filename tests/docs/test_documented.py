@@ -136,7 +136,7 @@ def test_every_alert_is_documented_with_its_severity_and_action() -> None:
     assert set(re.findall(r"`(\w+)`", actions)) == {action.value for action in AlertAction}
 
 
-def test_every_cause_is_documented_with_its_meaning_evidence_ladder_and_what_to_do() -> None:
+def test_every_cause_is_documented_with_its_meaning_evidence_ladder_and_advice() -> None:
     rows = [row for row in table("causes.md") if len(row) == 5]
     documented = [cause for row in rows for cause in re.findall(r"`(\w+)`", row[0])]
     assert sorted(documented) == sorted(cause.value for cause in Cause)
@@ -282,14 +282,14 @@ def test_a_message_that_troubleshooting_quotes_is_one_of_ours() -> None:
     assert [part for part in parts if not any(part in text for text in our_texts)] == []
 
 
-def test_nobody_is_told_to_install_a_release_that_does_not_exist() -> None:
+def test_no_page_installs_a_release_that_does_not_exist() -> None:
     """When there is one on the package index, this test goes, and README's section on installing changes."""
     assert "There is no release on the package index yet" in (ROOT / "README.md").read_text(encoding="utf-8")
     from_index = re.compile(r"pip install[^\n`]*torch-supervise")
     assert [str(path) for path in TEXTS if path.name != "CHANGELOG.md" and from_index.search(path.read_text(encoding="utf-8"))] == []
 
 
-def test_a_page_that_refers_to_the_table_of_settings_names_one_that_exists() -> None:
+def test_a_reference_to_the_table_of_settings_names_an_existing_one() -> None:
     keys = {row.key for row in (*ROWS, *SINK_ROWS, *RULE_ROWS, *RECOVER_ROWS)}
     for path in sorted(DOCS.rglob("*.md")):
         for key in re.findall(r"\[`([a-z_]+(?:\.(?!toml`)[a-z_]+)+)(?: = [^`]*)?`\]\([^)]*settings\.md", path.read_text("utf-8")):

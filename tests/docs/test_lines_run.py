@@ -60,10 +60,10 @@ ELSEWHERE = {
         E2E + "test_drill_soak.py::test_the_job_comes_back_from_each_fault_and_its_losses_are_those_of_a_quiet_run"
     ),
     "--checkpoints 'ckpt/*.pt' --resume-args '--resume {resume}' drill preempt --at-step 200 -- torchrun --nproc-per-node=8 train.py": (
-        E2E + "test_drill.py::test_a_preempted_job_is_started_again_and_goes_on"
+        E2E + "test_drill.py::test_a_preempted_job_is_started_again_and_continues"
     ),
     "checkpoints convert ckpt/step_12000.pt export --to hf --dtype bf16": (
-        CLI + "test_convert.py::test_a_checkpoint_is_converted_and_what_is_lost_is_listed"
+        CLI + "test_convert.py::test_a_checkpoint_is_converted_and_its_losses_are_listed"
     ),
     "checkpoints quarantine --withdraw PATH": CLI + "test_checkpoints.py::test_a_quarantine_is_withdrawn_by_the_same_command",
     "doctor --nodes --nnodes 8 --node-rank N --master HOST:PORT": "tests/health/nodecheck/test_real.py::test_a_cable_that_really_is_slow",
@@ -77,7 +77,7 @@ ELSEWHERE = {
     "slurm requeue": SLURM + "test_batch_script.py::test_a_preempted_job_saves_is_requeued_resumes_where_it_saved_and_finishes",
     "status --probe live": E2E + "test_container.py::test_the_probes_of_a_pod_live_from_the_start_on_ready_from_the_first_step_on",
     "status --probe ready": E2E + "test_container.py::test_the_probes_of_a_pod_live_from_the_start_on_ready_from_the_first_step_on",
-    "status --stacks": E2E + "test_stacks.py::test_what_each_rank_does_is_shown_while_the_job_goes_on",
+    "status --stacks": E2E + "test_stacks.py::test_the_stack_of_each_rank_is_shown_while_the_job_continues",
     "systemd install bert --user alice": CLI + "test_systemd.py::test_install_sets_a_job_up_and_keeps_what_a_person_wrote",
     "ui --listen 0.0.0.0:9410 --set ui.token_file=$HOME/.ui-token": (CLI + "ui/test_server.py::test_any_address_is_served_with_a_token"),
 }
@@ -189,7 +189,7 @@ def test_a_command_does_what_it_is_for(line: str, capfd: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("line", TRAININGS)
 @pytest.mark.usefixtures("at")
-def test_what_would_be_done_about_a_failure_of_each_training_is_planned(line: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_each_documented_training_has_a_plan_of_its_failures(line: str, capfd: pytest.CaptureFixture[str]) -> None:
     options, _, command = f"{line} ".partition("-- ") if " -- " in line or line.startswith("-- ") else (line, "", "")
     assert main(filled(f"{options} plan -- {command or 'CMD'}")) == 0, capfd.readouterr().err
 

@@ -161,7 +161,7 @@ def last_chapter(reader: Reader, server: servers.Server) -> str:
 @pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.timeout(400)
-def test_a_job_whose_disk_is_wiped_goes_on_from_s3_to_the_same_model(reader: Callable[[Path], Reader], tmp_path: Path) -> None:
+def test_a_job_with_a_wiped_disk_continues_from_s3_to_the_same_model(reader: Callable[[Path], Reader], tmp_path: Path) -> None:
     place = tmp_path / "checkout" / "tutorial-run"
     place.mkdir(parents=True)
     shutil.copy(ROOT / "examples" / "train_ddp.py", place / "train.py")

@@ -161,7 +161,7 @@ def test_a_loop_of_kills_is_one_thread_that_becomes_critical_once(start: Callabl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", [400], indirect=True)
-def test_what_a_service_refuses_is_reported_at_once_and_in_status_with_its_answer(
+def test_a_refused_alert_is_reported_at_once_and_in_status_with_its_answer(
     start: Callable[..., Supervised], room: ChatRoom, tmp_path: Path
 ) -> None:
     run = start("--fail-rank=0", "--fail-at-step=9", "--fail-how=exit:3", "--steps=20", *SAVING, *HELD)

@@ -137,7 +137,7 @@ def test_a_rank_that_touches_shared_memory_which_is_not_there(
 
 
 @pytest.mark.slow
-def test_after_a_collective_that_timed_out_the_next_attempt_writes_down_what_its_collectives_do(
+def test_after_a_timed_out_collective_the_next_attempt_records_its_collectives(
     supervise: Callable[..., Supervised],
 ) -> None:
     run = supervise("torchrun", "--standalone", "--nproc-per-node=1", str(JOB.with_name("collective_once.py")))
@@ -169,9 +169,7 @@ for step in range(100_000):
 
 
 @pytest.mark.slow
-def test_a_rank_that_the_command_started_by_itself_is_named_and_not_the_peer_that_lost_it(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_a_rank_started_by_the_command_itself_is_named_and_not_its_peer(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(STARTS_ITS_PEER)
     with socket.socket() as free:

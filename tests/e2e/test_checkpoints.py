@@ -77,7 +77,7 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
 
 
 @pytest.mark.s3
-def test_a_wiped_disk_goes_on_from_s3(supervise: Callable[..., Supervised], tmp_path: Path, bucket: Bucket) -> None:
+def test_a_wiped_disk_continues_from_s3(supervise: Callable[..., Supervised], tmp_path: Path, bucket: Bucket) -> None:
     node = tmp_path / "node"
     node.mkdir()
     options = [*RESUMING, "--mirror", bucket.url]
@@ -106,9 +106,7 @@ for step in range(at + 1, at + 4):
 
 
 @pytest.mark.slow
-def test_what_no_hook_sees_saved_is_in_the_mirror_and_comes_back_to_an_empty_disk(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_a_save_without_a_hook_is_mirrored_and_returns_to_an_empty_disk(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     mirror, node = tmp_path / "mirror", tmp_path / "node"
     (node / "ckpt").mkdir(parents=True)
     mirror.mkdir()

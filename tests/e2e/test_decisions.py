@@ -175,7 +175,7 @@ def test_a_script_without_an_optimizer_gets_one_restart_and_the_same_exception_a
 
 
 @pytest.mark.slow  # tests/scenarios shows it
-def test_what_fails_once_without_an_optimizer_is_restarted_and_ends_well(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_first_failure_without_an_optimizer_is_restarted_and_ends_well(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     job = tmp_path / "train.py"
     job.write_text(PLAYS.format(when=ONCE, end="open('again', 'w').close(); sys.exit(3)"))
     run = supervise(*TORCHRUN, str(job), _SUPERVISE_TEST_INTERVALS="0.04")
@@ -225,7 +225,7 @@ def test_a_script_that_never_loads_anything_is_not_started_again_after_the_limit
 
 
 @pytest.mark.slow  # tests/scenarios shows it
-def test_within_the_limit_it_is_started_from_scratch_and_that_is_reported(supervise: Callable[..., Supervised]) -> None:
+def test_a_job_within_the_limit_is_started_from_scratch_with_a_report(supervise: Callable[..., Supervised]) -> None:
     once = ["--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", "--fail-once-file=failed"]
     run = supervise(*PLAIN, "--steps=6", "--pids=pids", *once)
     assert run.exit_code() == 0

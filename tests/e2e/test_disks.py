@@ -137,7 +137,7 @@ DAMAGES = [cut_in_the_last_record, cut_in_the_middle, cut_in_the_first_record, z
 
 
 @pytest.mark.slow
-def test_a_torn_journal_is_reported_and_the_next_start_goes_on(supervise: Run, tmp_path: Path) -> None:
+def test_a_torn_journal_is_reported_and_the_next_start_continues(supervise: Run, tmp_path: Path) -> None:
     """Each damage is done to the journal of a run that had a failure and recovered."""
     job = [*PLAIN, "--steps=4", "--save-every=1", "--fail-rank=0", "--fail-at-step=3", "--fail-how=kill", "--fail-once-file=failed"]
     first = supervise(*job, options=RESUMING)

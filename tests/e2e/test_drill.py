@@ -69,7 +69,7 @@ def test_out_of_memory_halves_the_batch_that_was_declared(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_preempted_job_is_started_again_and_goes_on(tmp_path: Path) -> None:
+def test_a_preempted_job_is_started_again_and_continues(tmp_path: Path) -> None:
     done = drill(tmp_path, "preempt", "--at-step", "7", *RESUMED, "--", *ALONE)
     assert done.returncode == 0
     line_of(done, r"^drill preempt: notice was given \(USR1\), with 10 s left, at step \d+ -+$")
@@ -117,7 +117,7 @@ def test_a_flipped_bit_is_found_and_an_older_checkpoint_taken_and_those_of_the_u
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_unnoticed_is_let_go_on(tmp_path: Path) -> None:
+def test_an_unnoticed_hang_of_a_rank_is_undone(tmp_path: Path) -> None:
     job = [*JOB[:3], str(ROOT / "tests" / "jobs" / "ddp_small.py"), "--light", "--save-on-term", "--step-ms=20", *JOB[4:]]
     done = drill(tmp_path, "hang", "--at-step", "7", "--rank", "1", "--patience-s", "2", *RESUMED, "--", *job)
     assert done.returncode == 1
@@ -141,7 +141,7 @@ def test_a_rank_that_hangs_is_found_and_the_job_resumes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nan_that_nobody_looks_for_is_reported_with_what_would_find_it(tmp_path: Path) -> None:
+def test_unnoticed_nan_is_reported_with_a_setting_that_finds_it(tmp_path: Path) -> None:
     done = drill(tmp_path, "nan", "--at-step", "7", "--patience-s", "2", *RESUMED, "--", *ALONE)
     assert done.returncode == 1
     line_of(done, r"^drill nan: rank \d and all others got gradients of NaN at step \d+ -+$")

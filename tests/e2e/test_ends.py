@@ -132,7 +132,7 @@ def test_after_a_failure_a_daemon_is_ended(supervise: Callable[..., Supervised])
     assert not is_sleeping(daemon_of(ended))
 
 
-def test_a_second_supervisor_of_the_job_leaves_while_the_first_goes_on_and_names_it(supervise: Callable[..., Supervised]) -> None:
+def test_a_second_supervisor_of_the_job_leaves_and_names_the_first(supervise: Callable[..., Supervised]) -> None:
     first = supervise(*PLAIN, *LONG)
     first.wait_for_step(1)
     second = first.ask_again("--", *PLAIN, "--steps=1")
@@ -144,7 +144,7 @@ def test_a_second_supervisor_of_the_job_leaves_while_the_first_goes_on_and_names
     first.wait_for_nothing_left()
 
 
-def test_a_job_whose_checkpoints_are_all_torn_stops_with_65_and_touches_none_of_them(supervise: Callable[..., Supervised]) -> None:
+def test_a_job_with_only_torn_checkpoints_stops_with_65_and_touches_none(supervise: Callable[..., Supervised]) -> None:
     run = supervise(
         *PLAIN,
         *LONG,

@@ -55,7 +55,7 @@ def start(supervise: Callable[..., Supervised], tmp_path: Path) -> Callable[...,
     return start
 
 
-def test_what_renders_the_log_is_imported_after_the_ranks_are_started(start: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_the_renderer_of_the_log_is_imported_after_the_ranks_start(start: Callable[..., Supervised], tmp_path: Path) -> None:
     run = start(SUPERVISE_TERMINAL_VERBOSITY="verbose", SUPERVISE_TERMINAL_LOG_FORMAT="console")
     assert run.exit_code() == 0
     ((imported, thread),) = [line.split() for line in (tmp_path / "imported").read_text().splitlines()]
@@ -69,9 +69,7 @@ def test_what_renders_the_log_is_imported_after_the_ranks_are_started(start: Cal
 
 
 @pytest.mark.slow
-def test_what_was_logged_is_written_when_the_run_ends_by_an_error_before_its_ranks(
-    start: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_log_lines_are_written_when_the_run_fails_before_its_ranks(start: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "no-directory").write_text("")
     options = "--checkpoints=saves/*.pt", f"--mirror=file://{tmp_path / 'no-directory'}"
     run = start(*options, SUPERVISE_TERMINAL_VERBOSITY="verbose", SUPERVISE_TERMINAL_LOG_FORMAT="console")

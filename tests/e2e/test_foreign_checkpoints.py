@@ -73,9 +73,7 @@ def test_a_path_that_the_command_names_may_be_loaded(supervise: Callable[..., Su
     run.exit_code()
 
 
-def test_a_newest_save_that_is_removed_is_said_at_once_when_the_ranks_are_gone(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_a_removed_newest_save_is_reported_as_soon_as_the_ranks_are_gone(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     options = ["--config", str(fast(tmp_path)), "--checkpoints", "ckpt/*.pt", "--resumes-itself"]
     run = supervise(*TRAIN, "--steps=40", "--pace-s=0.3", options=options)
     newest = tmp_path / "ckpt" / "step_20.pt"

@@ -86,7 +86,7 @@ def wait_for_training(run: Supervised, ranks: int, step: int = 5) -> None:
     wait_for(are_there, f"step {step} of {ranks} ranks", 60, alive=run.alive)
 
 
-def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_the_others_at_the_same_batch(
+def test_a_gpu_with_a_memory_error_is_excluded_and_the_global_batch_stays(
     supervise: Callable[..., Supervised], four_gpus: FakeNvml
 ) -> None:
     job = [*torchrun(4), JOB, "--batch-size=6", "--accum=1"]
@@ -110,9 +110,7 @@ def test_an_error_of_a_gpus_memory_takes_it_out_of_use_and_the_job_goes_on_with_
 
 
 @pytest.mark.slow
-def test_ranks_of_a_replica_go_on_together_or_not_at_all_and_the_batch_is_that_of_the_replicas(
-    supervise: Callable[..., Supervised], four_gpus: FakeNvml
-) -> None:
+def test_only_whole_replicas_continue_and_keep_the_global_batch(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     job = [*torchrun(4), JOB, "--batch-size=6", "--accum=1", "--model-parallel=2"]
     run = supervise(*job, options=(*KNOBS, "--model-parallel=2", "--min-gpus=1"), UNTIL_ERROR="1", **around(four_gpus))
     wait_for_training(run, 4)
@@ -134,9 +132,7 @@ def test_ranks_of_a_replica_go_on_together_or_not_at_all_and_the_batch_is_that_o
 
 
 @pytest.mark.slow
-def test_without_leave_to_run_on_fewer_it_ends_with_69_naming_the_gpu_and_so_does_the_next_start(
-    supervise: Callable[..., Supervised], four_gpus: FakeNvml
-) -> None:
+def test_without_permission_to_shrink_a_job_ends_with_69_naming_the_gpu(supervise: Callable[..., Supervised], four_gpus: FakeNvml) -> None:
     run = supervise(*torchrun(4), JOB, UNTIL_ERROR="1", **around(four_gpus))
     wait_for_training(run, 4)
     four_gpus.set({"1.ecc_unc_vol": 2, "1.ecc_unc_agg": 2, "1.field.230": 1})

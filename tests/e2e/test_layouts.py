@@ -46,7 +46,7 @@ for step in map(int, os.environ.get("STEPS", str(int(given.rpartition("-")[2]) +
 """
 
 
-def test_a_set_of_files_is_resumed_and_mirrored_and_one_that_has_not_all_files_is_passed_over(
+def test_a_set_of_files_is_resumed_and_mirrored_and_an_incomplete_one_is_passed_over(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     mirror = tmp_path / "mirror"
@@ -106,7 +106,7 @@ def test_sets_that_nobody_declared_are_discovered_and_mirrored(supervise: Callab
 
 
 @pytest.mark.slow
-def test_a_declared_pattern_that_does_not_find_the_saves_is_said_with_the_one_that_does(
+def test_a_declared_pattern_that_misses_the_saves_is_reported_with_a_correct_one(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     mirror = tmp_path / "mirror"

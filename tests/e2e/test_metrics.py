@@ -103,7 +103,7 @@ def test_a_port_that_becomes_free_is_used(supervise: Callable[..., Supervised]) 
 
 
 @pytest.mark.slow
-def test_counts_go_on_where_another_supervise_takes_the_run_over(supervise: Callable[..., Supervised]) -> None:
+def test_counts_continue_where_another_supervise_takes_the_run_over(supervise: Callable[..., Supervised]) -> None:
     port = free_port()
     run = supervise(sys.executable, "-c", TRAIN, options=["--set", f"metrics.listen={port}"])
     wait_for(lambda: (run.place / "once").exists() and scrape(port)["attempt"] == 2, "the second attempt", alive=run.alive)

@@ -50,7 +50,7 @@ print("uses", os.environ["NCCL_SOCKET_IFNAME"], os.environ["GLOO_SOCKET_IFNAME"]
 """
 
 
-def test_a_rank_whose_interface_goes_down_uses_the_other_one_that_reaches_the_node(
+def test_a_rank_whose_interface_goes_down_uses_another_one(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
     script = tmp_path / "train.py"

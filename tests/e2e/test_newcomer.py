@@ -52,7 +52,7 @@ def test_a_configuration_that_is_no_file_is_78_and_named(supervise: Callable[...
     assert f"{path}: it is {kind}" in words(run)
 
 
-def test_where_there_is_no_torchrun_it_is_said_where_torch_comes_from(
+def test_a_missing_torchrun_is_reported_with_the_source_of_torch(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings]
 ) -> None:
     without = 'program="$(command -v "$1")"; shift; PATH=/usr/bin:/bin exec "$program" "$@"'
@@ -70,7 +70,7 @@ def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervis
 
 
 @pytest.mark.slow
-def test_a_working_directory_that_the_job_deleted_is_named_and_nothing_is_started_in_it(
+def test_a_working_directory_deleted_by_the_job_is_named_and_no_rank_starts_there(
     supervise: Callable[..., Supervised], surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
     place = tmp_path / "work"

@@ -51,9 +51,7 @@ def test_a_guardian_that_does_not_answer_cannot_hold_up_the_end(supervise: Calla
 
 
 @pytest.mark.slow
-def test_who_empties_the_directory_in_memory_costs_no_more_than_the_heartbeats(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_an_emptied_directory_in_memory_costs_only_the_heartbeats(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = begun(supervise, tmp_path)
     (scratch,) = {line.partition('"scratch":"')[2].partition('"')[0] for line in run.journal().splitlines() if '"scratch":"' in line}
     shutil.rmtree(scratch)
@@ -65,7 +63,7 @@ def test_who_empties_the_directory_in_memory_costs_no_more_than_the_heartbeats(
     assert "internal error" not in run.stderr
 
 
-def test_a_start_that_failed_early_is_not_what_the_next_one_goes_on_with(supervise: Callable[..., Supervised]) -> None:
+def test_a_start_that_failed_early_is_not_continued_by_the_next(supervise: Callable[..., Supervised]) -> None:
     job = ["sh", "-c", "exit 42"]  # without heartbeats nobody knows whether it is at its beginning
     spent = supervise(*job, _SUPERVISE_TEST_INTERVALS="0.04")
     assert spent.exit_code() == 42

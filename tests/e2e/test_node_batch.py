@@ -50,7 +50,7 @@ def uninterrupted(place: Path) -> Path:
     return log
 
 
-def test_two_of_three_nodes_go_on_with_the_same_global_batch_and_the_values_come_back_with_the_third(
+def test_two_of_three_nodes_continue_with_the_same_global_batch_until_the_third_returns(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

@@ -56,9 +56,7 @@ def differs(run: Supervised, name: str, value: str) -> bool:
 
 
 @pytest.mark.slow
-def test_what_matters_is_named_on_both_nodes_with_both_values_and_the_job_runs(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_an_important_difference_of_nodes_is_named_on_both_and_the_job_runs(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     other = tmp_path / "other" / Path(ALONE[0]).name
     other.parent.mkdir()
     for name in (other.name, "job_parts.py"):
@@ -76,7 +74,9 @@ def test_what_matters_is_named_on_both_nodes_with_both_values_and_the_job_runs(
 
 
 @pytest.mark.slow  # tests/health/nodecheck/test_environments.py shows it
-def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_an_unworkable_difference_of_nodes_ends_both_with_78_before_a_rank_starts(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
     files = [f"--progress={tmp_path}/progress", "--steps=3"]
     runs = start_both(supervise, tmp_path, [*ALONE, *files], [*ALONE, *files], TORCH_DISTRIBUTED_DEBUG="DETAIL")
     assert [run.exit_code(120) for run in runs] == [78, 78]
@@ -88,7 +88,7 @@ def test_what_cannot_work_ends_both_nodes_with_78_before_a_rank_starts(supervise
 
 
 @pytest.mark.slow
-def test_nodes_that_are_not_compared_start_in_spite_of_it(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_nodes_that_are_not_compared_start_despite_a_difference(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     files = [f"--ckpt-dir={tmp_path}/ckpt", f"--progress={tmp_path}/progress", "--steps=3"]
     runs = start_both(supervise, tmp_path, [*ALONE, *files], [*ALONE, *files], options=["--set", "health.enabled=false"], NCCL_PROTO="LL")
     assert [run.exit_code(120) for run in runs] == [0, 0]

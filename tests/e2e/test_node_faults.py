@@ -121,7 +121,9 @@ def _signal(pids: Sequence[int], signum: signal.Signals) -> None:
             os.kill(pid, signum)
 
 
-def test_all_supervisors_are_restarted_one_after_another_and_the_job_goes_on(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_the_job_continues_while_all_supervisors_are_restarted_one_after_another(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
     go_on = tmp_path / "go-on"
     job = ["--step-ms=20", "--save-on-term", f"--hold-at={2 * EVERY + 5}", f"--held-until={go_on}"]
     nodes = Cluster(supervise, tmp_path, *job, script=ALONE)
@@ -189,7 +191,7 @@ def test_a_newest_checkpoint_that_is_damaged_on_one_node_is_resumed_from_by_none
     assert len(cards_of(nodes.runs)) == 1, cards_of(nodes.runs)
 
 
-def test_a_node_that_returns_after_what_it_has_was_pruned_leaves_where_nodes_have_directories_of_their_own_and_the_others_go_on(
+def test_a_returning_node_without_the_newest_checkpoint_leaves_and_the_others_continue(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     own = "{place}/node-{node}/ckpt"

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.process, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("network", [2], indirect=True)
-def test_a_link_that_is_cut_for_longer_loses_the_coordinator_and_all_go_on_when_it_is_back(
+def test_a_link_cut_for_longer_loses_the_coordinator_and_all_continue_when_it_is_back(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     nodes = Machines(supervise, tmp_path, network)
@@ -57,7 +57,7 @@ def test_the_machine_of_the_coordinator_loses_its_power_and_comes_back(
     assert f"node {os.uname().nodename}:0 is lost" in card
 
 
-def test_all_nodes_stop_with_75_where_the_coordinator_is_gone_for_good_and_the_job_goes_on_when_it_is_requeued(
+def test_all_nodes_stop_with_75_without_a_coordinator_and_a_requeue_continues_the_job(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     nodes = Machines(supervise, tmp_path, network, nnodes="2:3", wait_s=30.0)

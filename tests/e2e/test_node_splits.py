@@ -53,7 +53,7 @@ def test_a_split_of_two_and_two_where_all_four_are_needed_has_nobody_train_until
 
 
 @pytest.mark.parametrize("network", [4], indirect=True)
-def test_a_split_of_two_and_two_where_two_are_enough_has_the_side_with_the_coordinator_train_and_all_after_it(
+def test_in_an_even_split_the_side_with_the_coordinator_trains_on(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     nodes = Machines(supervise, tmp_path, network, nnodes="2:4", steps=8 * STEPS)

@@ -75,7 +75,7 @@ def test_all_ranks_step_again_within_8_s_of_the_death_of_a_process_on_another_no
     assert all(is_within(took, FAILED_S) for took in took_s)
 
 
-def test_the_others_step_again_within_20_s_of_a_host_that_vanishes_and_it_is_taken_in_at_the_next_save(
+def test_the_others_step_again_within_20_s_of_a_vanished_host_and_it_returns(
     supervise: Callable[..., Supervised], tmp_path: Path, network: Network
 ) -> None:
     took_s, returned_s = [], []

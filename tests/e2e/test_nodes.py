@@ -267,9 +267,7 @@ def test_a_script_that_loads_another_step_on_one_node_is_ended_and_nothing_that_
 
 
 @pytest.mark.slow
-def test_nodes_go_on_without_one_whose_supervise_was_killed_and_it_returns_though_what_it_knew_was_pruned(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_nodes_continue_without_a_killed_one_and_it_returns_after_a_prune(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     nodes = Cluster(supervise, tmp_path, "--step-ms=50", "--steps=1000", count=3, nnodes="2:3", script=ALONE)
     nodes.pids()
     nodes.reached(0, EVERY + 5)

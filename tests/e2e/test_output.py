@@ -387,7 +387,7 @@ def test_the_wait_until_the_first_step_is_filled_at_a_terminal(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "file"), [(["python"], "stderr"), (ONE_RANK, "stdout")], ids=["python", "torchrun"])
-def test_where_one_stream_is_a_terminal_the_other_goes_where_it_was_sent(  # noqa: PLR0913, PLR0917  # two cases and four tools
+def test_with_one_stream_on_a_terminal_the_other_goes_to_its_file(  # noqa: PLR0913, PLR0917  # two cases and four tools
     supervise: Run, surroundings: type[Surroundings], terminal: Callable[[], Terminal], tmp_path: Path, launcher: list[str], file: str
 ) -> None:
     job = script(

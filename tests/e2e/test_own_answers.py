@@ -48,7 +48,7 @@ def test_the_same_step_from_scratch_without_a_step_counter_is_deterministic_at_t
 
 
 @pytest.mark.slow
-def test_another_step_from_scratch_is_another_place(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_failure_at_another_step_from_scratch_is_another_place(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     at = "{1: 10, 2: 50}.get(int(os.environ['SUPERVISE_JOB_ATTEMPT']))"
     run = supervise(sys.executable, script(tmp_path, SGD.format(at=at)), **FAST)
     assert run.exit_code(deadline_s=90) == 0

@@ -35,7 +35,7 @@ while not pathlib.Path("end").exists():
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 
-def test_a_rank_that_computes_twice_as_much_is_named_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+def test_a_rank_that_computes_twice_as_much_is_named_and_the_job_continues(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*TORCHRUN, EXTRA="2", **QUICK)
     wait_for(lambda: '"event":"PaceChanged"' in run.journal(), "the warning", 90, alive=run.alive)
     wait_for(lambda: "pace: rank 1 computes" in run.stderr, "its line", 10, alive=run.alive)
@@ -61,9 +61,7 @@ def test_steps_that_take_longer_than_they_did_are_reported_and_that_it_is_over(s
 
 
 @pytest.mark.timeout(400)
-def test_of_two_nodes_the_one_that_makes_the_other_wait_is_named_once_and_once_that_it_is_over(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_the_slower_of_two_nodes_is_named_once_and_its_recovery_too(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     port, files = free_port(), {"EVEN": str(tmp_path / "even"), "END": str(tmp_path / "end")}
     torchrun = ["torchrun", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=pace", "--nnodes=2"]
     command = [*torchrun, "--nproc-per-node=1", str(ROOT / "tests" / "jobs" / "sleepy_node.py")]

@@ -137,7 +137,7 @@ def test_a_slow_state_directory_is_named_and_the_job_does_not_wait_for_each_of_i
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True], ids=["no failure", "a failure"])
-def test_a_state_directory_that_hangs_costs_no_step_and_a_restart_waits_for_it(supervise: Run, tmp_path: Path, *, fails: bool) -> None:
+def test_a_hanging_state_directory_costs_no_step_and_a_restart_waits_for_it(supervise: Run, tmp_path: Path, *, fails: bool) -> None:
     """The end waits as long as for a mirror: `checkpoints.finish_s`, for the last checkpoint, which cannot be recorded as verified."""
     with mounts.served(tmp_path / "state", tmp_path / "behind") as server:
         held = ["--hold-at=8", f"--held-until={tmp_path}/go-on"]
@@ -174,7 +174,7 @@ READ_ONLY = ("unshare", "--mount", "sh", "-c", 'mount --bind . . && mount -o rem
 
 
 @pytest.mark.slow
-def test_in_a_read_only_directory_supervise_names_the_option_that_helps_and_with_it_warns_of_nothing(
+def test_a_read_only_directory_is_reported_with_the_option_that_helps(
     supervise: Run, surroundings: type[Surroundings], tmp_path: Path
 ) -> None:
     home, ckpt = tmp_path / "home", tmp_path / "ckpt"

@@ -61,7 +61,7 @@ def seen_requests(run: Supervised) -> list[tuple[int, int]]:
 
 @pytest.mark.slow
 @pytest.mark.bench
-def test_by_usr1_with_10_s_left_two_ranks_save_at_one_step_and_the_next_start_goes_on_from_there(
+def test_two_ranks_save_at_one_step_within_10_s_of_usr1_and_the_next_start_continues(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     left = LEFT if Figures.asserted else {name: str(BUSY * int(seconds)) for name, seconds in LEFT.items()}
@@ -117,7 +117,7 @@ def test_a_script_that_asks_and_never_gets_to_its_save_is_stopped_before_the_tim
 
 
 @pytest.mark.parametrize(("then", "signum"), [("ends", signal.SIGUSR1), pytest.param("continues", signal.SIGHUP, marks=pytest.mark.slow)])
-def test_a_plain_script_that_saves_by_its_own_means_is_to_go_on_later(
+def test_a_plain_script_that_saves_by_itself_is_to_continue_later(
     supervise: Callable[..., Supervised], tmp_path: Path, then: str, signum: int
 ) -> None:
     run = supervise("python", "-c", PLAIN, then, **PATHS)
@@ -170,7 +170,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_under_slurm_a_rank_that_saves_by_its_own_handler_of_term_goes_on_later(
+def test_under_slurm_a_rank_that_saves_by_its_own_term_handler_continues_later(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     tool = tmp_path / "bin" / "scontrol"

@@ -109,7 +109,7 @@ Trainer(args).train(resume_from_checkpoint=args.resume_from_checkpoint)
 
 
 @pytest.mark.slow
-def test_a_script_like_nanogpt_goes_on_from_its_one_file(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_script_like_nanogpt_continues_from_its_one_file(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(light.IMPORT + NANOGPT)
     (tmp_path / "configurator.py").write_text(CONFIGURATOR)
     run = supervise(sys.executable, "train.py", "--out_dir=runs")
@@ -120,7 +120,7 @@ def test_a_script_like_nanogpt_goes_on_from_its_one_file(supervise: Callable[...
 
 
 @pytest.mark.slow
-def test_the_same_command_goes_on_after_term(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_the_same_command_continues_after_term(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(light.IMPORT + NANOGPT)
     (tmp_path / "configurator.py").write_text(CONFIGURATOR)
     (tmp_path / "wait").touch()
@@ -162,7 +162,7 @@ def held(run: Supervised) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_what_a_script_that_does_not_resume_would_overwrite_is_copied_first(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_checkpoint_that_a_script_would_overwrite_is_copied_first(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     lay_out(tmp_path, HF.replace("resume_from_checkpoint=args.resume_from_checkpoint", ""))
     run = supervise(sys.executable, "train.py", "--output_dir=out")
     wait_for(lambda: held(run), "the copy", alive=run.alive)

@@ -43,7 +43,7 @@ def card(run: Supervised) -> str:
 
 
 @pytest.mark.slow  # tests/scenarios shows it
-def test_what_a_rank_read_too_early_is_not_rejected_and_the_next_attempt_resumes_from_it(
+def test_a_checkpoint_read_too_early_is_not_rejected_and_the_next_attempt_resumes_from_it(
     tmp_path: Path, supervise: Callable[..., Supervised]
 ) -> None:
     (tmp_path / "ckpt").mkdir()

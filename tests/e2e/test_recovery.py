@@ -157,9 +157,7 @@ def test_memory_that_truly_runs_out_above_8_ends_at_8_with_the_loss_curve_of_an_
 
 
 @pytest.mark.slow
-def test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line_that_would_arm_it(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_without_the_declared_knob_the_arguments_stay_and_the_stop_names_it(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise(*MEMORY, ROOM, "--batch-size", "32", options=RESUMING, **FAST)
     assert run.exit_code() == 65
     assert run.attempts() == 2  # it came after the first step: one plain restart, then the same again
@@ -173,7 +171,7 @@ def test_without_the_declared_knob_the_arguments_stay_and_it_stops_with_the_line
 
 
 @pytest.mark.slow
-def test_what_worked_outlives_kill_9_of_the_supervisor_and_a_requeue_and_ends_with_the_command(
+def test_a_working_change_outlives_kill_9_and_a_requeue_and_ends_with_the_command(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     def until(run: Supervised, attempt: int) -> Step:
@@ -384,7 +382,7 @@ def test_a_script_that_saves_at_step_0_and_dies_at_step_1_ends_in_4_attempts(sup
 
 
 @pytest.mark.slow
-def test_what_was_spent_of_a_budget_outlives_kill_9_of_the_supervisor(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_spent_budget_outlives_kill_9_of_the_supervisor(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "hold").write_text("3")
     command = [*ALONE, "--save-at-start", "--die-at=1", "--hold=hold"]
     first = supervise(*command, options=RESUMING, **ONE_RANK)

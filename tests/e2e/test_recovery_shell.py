@@ -100,7 +100,7 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_global_batch_stays
 
 
 @pytest.mark.slow
-def test_what_a_run_ran_out_of_shows_what_fits(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_the_plan_shows_the_micro_batches_that_fit_after_an_oom(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "ckpt").mkdir()
     torch.save({"model": {"w": torch.ones(1 << 20)}, "step": 1}, tmp_path / "ckpt" / "1.pt")
     command = [*torchrun(2), JOB, "--batch-size", "32", "--fits=16", "--accum=1"]
@@ -185,7 +185,7 @@ FAULT = ("--batch-size=4", "--accum=2", "--ecc-at-step=3", f"--faulty={B}")
 
 
 @pytest.mark.slow
-def test_a_gpu_that_fails_is_put_out_of_use_and_the_job_stops_here_naming_it(supervise: Callable[..., Supervised], three_gpus: str) -> None:
+def test_a_failed_gpu_is_excluded_and_the_job_stops_naming_it(supervise: Callable[..., Supervised], three_gpus: str) -> None:
     run = supervise(*torchrun(3), JOB, *FAULT, PATH=three_gpus, **FAST)
     assert run.exit_code() == 69
     assert B in run.stderr

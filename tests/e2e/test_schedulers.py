@@ -113,7 +113,7 @@ def run_of(state: Path) -> tuple[list[str], int]:
     return [record["body"]["run_id"] for record in records if record["kind"] == "run"], opened
 
 
-def test_a_job_that_slurm_starts_again_on_another_node_goes_on_with_its_run(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_job_restarted_by_slurm_on_another_node_continues_its_run(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PREEMPTED)
     job = f"slurm-{os.getpid()}"
     given = {**slurm(0), "SLURM_STEP_NODELIST": HERE, "SLURM_STEP_NUM_NODES": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -162,9 +162,7 @@ def test_a_controller_that_does_not_answer_holds_no_start_back_and_no_end(superv
 
 
 @pytest.mark.slow
-def test_a_notice_that_the_batch_script_alone_would_hear_is_told_of_at_the_start(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_a_notice_to_the_batch_script_alone_is_reported_at_the_start(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise("sleep", "1000", **with_scontrol(tmp_path, TELLS.replace("{", "{{").replace("}", "}}")))
     run.wait_for_line(r"warning: --signal=B:USR1@90: the notice comes to the batch script alone; .* write --signal=USR1@90")
     run.signal(signal.SIGINT)

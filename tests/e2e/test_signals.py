@@ -183,7 +183,7 @@ def agent_held(ranks: list[int]) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+def test_an_interrupt_of_one_rank_of_several_is_a_kill_and_the_job_continues(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*LAUNCHED, *LONG, options=["--resumes-itself"])
     run.wait_for_step(3)
     os.kill(run.rank_pids()[1], signal.SIGINT)
@@ -272,7 +272,7 @@ def test_a_hang_up_that_was_ignored_at_the_start_stays_ignored_by_all(supervise:
     assert ended.exit_code(deadline_s=10) == 129
 
 
-def test_quit_shows_the_stacks_of_all_ranks_and_the_training_goes_on(supervise: Callable[..., Supervised]) -> None:
+def test_quit_shows_the_stacks_of_all_ranks_and_the_training_continues(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*LAUNCHED, *LONG, "--steps=50", "--hold-at=40")
     run.wait_for_step(3)
     run.signal(signal.SIGQUIT)

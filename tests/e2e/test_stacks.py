@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.slow
-def test_what_each_rank_does_is_shown_while_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+def test_the_stack_of_each_rank_is_shown_while_the_job_continues(supervise: Callable[..., Supervised]) -> None:
     run = supervise(sys.executable, JOBS / "no_torch.py", "--steps=100000", "--step-ms=50", "--progress=progress")
     run.wait_for_step(2)
     (pid,) = run.rank_pids().values()

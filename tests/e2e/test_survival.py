@@ -119,7 +119,7 @@ def silent_store() -> Iterator[socket.socket]:
 
 
 @pytest.mark.slow
-def test_kill_9_of_the_agent_leaves_nothing_of_the_attempt_and_the_job_goes_on(supervise: Callable[..., Supervised]) -> None:
+def test_kill_9_of_the_agent_leaves_nothing_of_the_attempt_and_the_job_continues(supervise: Callable[..., Supervised]) -> None:
     """test_reviews.py kills the guardian."""
     run = supervise(*TORCHRUN, NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON, options=RESUMING)
     run.wait_for_step(12)
@@ -182,7 +182,7 @@ def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
 
 
 @pytest.mark.slow
-def test_ranks_that_save_and_exit_0_after_kill_9_of_supervise_have_not_finished_and_a_new_one_goes_on(
+def test_ranks_that_save_and_exit_0_after_kill_9_of_supervise_have_not_finished(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     job = [*ONE_RANK, str(JOBS / "ddp_small.py"), "--light", "--steps=60", "--step-ms=100", "--progress=progress", "--save-on-term"]
@@ -230,7 +230,7 @@ def test_the_step_of_an_attempt_that_died_with_its_supervisor_is_its_last(superv
 
 
 @pytest.mark.slow
-def test_what_supervisor_and_guardian_left_when_killed_in_one_instant_is_ended_at_the_next_start_and_no_stranger(
+def test_processes_left_by_a_killed_supervisor_and_guardian_end_at_the_next_start(
     supervise: Callable[..., Supervised],
 ) -> None:
     job = [sys.executable, NO_TORCH, "--steps=400", *STEADY, *DAEMON]  # longer than the 5 s between two looks at what is to be written down

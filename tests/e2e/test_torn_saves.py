@@ -158,7 +158,7 @@ class Series:
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_it_goes_on_from_a_whole_checkpoint_and_comes_to_the_same_end(  # noqa: PLR0913, PLR0917  a case and its tools
+def test_a_killed_training_continues_from_a_whole_checkpoint_to_the_same_end(  # noqa: PLR0913, PLR0917  a case and its tools
     supervise: Callable[..., Supervised],
     surroundings: Callable[..., object],
     tmp_path: Path,

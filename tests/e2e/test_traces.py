@@ -116,7 +116,7 @@ def test_a_receiver_that_refuses_or_is_not_there_costs_a_warning_and_no_job(
 
 
 @pytest.mark.slow
-def test_without_the_packages_a_line_says_what_to_install_and_the_job_is_done(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_missing_packages_of_traces_are_reported_and_the_job_is_done(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "opentelemetry.py").write_text("raise ImportError\n")
     run = supervise("true", OTEL_TRACES_EXPORTER="otlp", PYTHONPATH=str(tmp_path))
     assert run.exit_code() == 0

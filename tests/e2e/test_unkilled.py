@@ -77,7 +77,7 @@ def test_the_next_attempt_waits_for_it_and_begins_when_it_is_gone(supervise: Run
 
 
 @pytest.mark.slow
-def test_while_it_stays_the_job_waits_with_its_pid_on_the_card(supervise: Run, disk: FreezableFs) -> None:
+def test_the_job_waits_for_an_unkillable_process_with_its_pid_on_the_card(supervise: Run, disk: FreezableFs) -> None:
     run = supervise(*job(disk, *FAILING), options=RESUMING)
     pid = stuck_writer(run)
     run.wait_for_line(rf"incident 1\b.*UnkilledProcess: pid {pid} .*Restarting as attempt 3", 90)
@@ -116,7 +116,7 @@ def test_a_stop_ends_in_time_and_the_next_start_waits_for_what_it_left(supervise
 
 
 @pytest.mark.slow
-def test_the_successor_of_a_killed_supervisor_waits_for_it(supervise: Run, disk: FreezableFs) -> None:
+def test_the_successor_of_a_killed_supervisor_waits_for_an_unkillable_process(supervise: Run, disk: FreezableFs) -> None:
     run = supervise(*job(disk), options=RESUMING)
     pid = stuck_writer(run)
     run.wait_for_step(300)  # the record of processes is written every few seconds

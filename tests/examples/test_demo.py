@@ -202,7 +202,7 @@ def test_each_line_of_the_log_has_the_documented_fields(shown: Shown) -> None:
             assert fields == documented[line["event"]], line
 
 
-def test_without_supervise_on_path_the_demo_says_what_to_run(place: Path) -> None:
+def test_the_demo_without_supervise_on_path_names_the_command_to_run(place: Path) -> None:
     done = demo(place, "/nonexistent")
     assert done.returncode == 1
     assert "make demo" in done.stderr

@@ -62,7 +62,7 @@ def test_the_gpus_are_listed_as_nvidia_smi_names_them(gpus: list[str]) -> None:
     assert visible_gpus.from_nvml(Runner().sweep(("nvml",), Ask()), environ) == seen
 
 
-def test_a_gpu_that_is_named_by_its_uuid_is_the_one_that_torch_uses(gpus: list[str], environment: dict[str, str]) -> None:
+def test_a_gpu_named_by_its_uuid_is_the_one_that_torch_uses(gpus: list[str], environment: dict[str, str]) -> None:
     wanted = gpus[-1]
     environ = environment | {"CUDA_VISIBLE_DEVICES": wanted}
     assert [visible_gpu.uuid for visible_gpu in visible_gpus.visible_gpus(environ)] == [wanted]

@@ -86,7 +86,7 @@ def used_mib() -> list[int]:
 
 
 @pytest.mark.parametrize("words", PROBED, ids=" ".join)
-def test_a_rank_that_uses_the_gpu_cannot_be_told_from_one_that_starts_cold(words: tuple[str, ...], job: Job) -> None:
+def test_a_standby_rank_on_the_gpu_equals_one_that_starts_cold(words: tuple[str, ...], job: Job) -> None:
     assert_equal(job, Case(("-u", "on_device.py", DEVICE, *words)), ("modules.*",))
 
 

@@ -101,7 +101,7 @@ def test_an_agents_ranks_come_over_its_link_untorn_filtered_and_attempt_by_attem
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["lives", "has ended"])
-def test_what_an_agent_prints_before_its_first_attempt_is_logged_with_that_attempt(side: Callable[..., Side], ends: bool) -> None:  # noqa: FBT001
+def test_early_output_of_an_agent_is_logged_with_its_first_attempt(side: Callable[..., Side], ends: bool) -> None:  # noqa: FBT001
     driver = side()
     early = driver.run(
         script("import time; print('early', flush=True)" + "; time.sleep(100)" * (not ends)), attempt=0, kind="agent", log_dir=""

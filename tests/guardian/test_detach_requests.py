@@ -48,7 +48,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silence]:
 
 
 @pytest.mark.bench
-def test_one_that_does_not_answer_holds_nobody_up_and_is_not_asked_twice(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_process_holds_nobody_up_and_is_not_asked_twice(silence: Silence, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_s = ownership.ANSWERS_S + 0.5
     monkeypatch.setattr(ownership, "ANSWERS_S", PATIENCE_S)
     silence.pids.add(4)

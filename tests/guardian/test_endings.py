@@ -70,7 +70,7 @@ def test_everything_is_gone_within_five_seconds_of_the_supervisors_kill_9(side: 
     assert within(4.5, since=began)
 
 
-def test_kill_9_of_the_guardian_is_told_and_swept_by_the_supervisor(tmp_path: Path) -> None:
+def test_kill_9_of_the_guardian_is_reported_and_swept_by_the_supervisor(tmp_path: Path) -> None:
     code = textwrap.dedent("""
         import json, os, signal, sys, threading, time
         from supervisor.launch.guardian_client import GuardianClient
@@ -165,7 +165,7 @@ def test_orphans_are_ended_but_not_the_command_nor_its_helpers(side: Callable[..
     assert (is_running(command), is_running(helper), is_running(orphan)) == (True, True, False)
 
 
-def test_detach_is_left_alone_after_a_crash_with_all_below_it(side: Callable[..., Side]) -> None:
+def test_a_detached_process_is_left_alone_after_a_crash_with_its_descendants(side: Callable[..., Side]) -> None:
     driver = side()
     code = textwrap.dedent("""
         import os, subprocess, sys, time
@@ -280,7 +280,7 @@ def test_the_guardian_is_deaf(side: Callable[..., Side], signum: int) -> None:
     assert not ignored >> (signal.SIGHUP - 1) & 1
 
 
-def test_what_nohup_ignored_stays_ignored_for_the_command(side: Callable[..., Side]) -> None:
+def test_a_signal_ignored_by_nohup_stays_ignored_for_the_command(side: Callable[..., Side]) -> None:
     driver = side(wrap=("sh", "-c", 'trap "" HUP; exec "$@"', "sh"))
     pid = driver.run(["sleep", "600"])["pid"]
     until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")  # until then it has what the guardian ignores
@@ -290,7 +290,7 @@ def test_what_nohup_ignored_stays_ignored_for_the_command(side: Callable[..., Si
 
 
 @pytest.mark.parametrize(("argv", "text"), [(["/nowhere/at-all"], "No such file"), (["/etc"], "Permission denied"), (["a\0b"], "null")])
-def test_a_command_that_cannot_be_started_is_told(side: Callable[..., Side], argv: list[str], text: str) -> None:
+def test_a_command_that_cannot_be_started_is_reported(side: Callable[..., Side], argv: list[str], text: str) -> None:
     driver = side()
     driver.call("spawn", **driver.command(argv))
     failed = driver.wait("spawn_failed")
@@ -310,7 +310,7 @@ def test_the_kernel_takes_the_command_before_the_supervisor_where_memory_runs_ou
     assert int(printed) == min(1000, guardian_score + 100)
 
 
-def test_exits_are_told_as_they_were(side: Callable[..., Side]) -> None:
+def test_exits_are_reported_with_their_code_or_signal(side: Callable[..., Side]) -> None:
     driver = side()
     driver.run([sys.executable, "-c", "import sys; sys.exit(42)"])
     event = driver.wait("exited")
@@ -346,7 +346,7 @@ def test_a_signal_reaches_the_command_or_all(side: Callable[..., Side]) -> None:
     until(lambda: len(list(driver.directory.glob("hit-*"))) == 2)
 
 
-def test_it_is_small(side: Callable[..., Side]) -> None:
+def test_the_guardian_uses_little_memory(side: Callable[..., Side]) -> None:
     side().close()  # the first start may compile
     driver = side()
     driver.run(["sleep", "600"])
@@ -419,7 +419,7 @@ def stuck(side: Callable[..., Side]) -> Iterator[tuple[Side, int]]:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_an_end_that_is_not_over_spares_what_is_started_after_it(stuck: tuple[Side, int]) -> None:
+def test_an_unfinished_end_spares_processes_started_after_it(stuck: tuple[Side, int]) -> None:
     driver, pid = stuck
     driver.call("end", "all", grace_s=0.0)
     assert [(left["pid"], left["unkilled"]) for left in driver.wait("ended")["left"]] == [(pid, False)]  # no attempt waits for it
@@ -431,7 +431,7 @@ def test_an_end_that_is_not_over_spares_what_is_started_after_it(stuck: tuple[Si
 
 
 @pytest.mark.bench
-def test_what_could_not_be_ended_once_is_not_waited_for_again(stuck: tuple[Side, int]) -> None:
+def test_a_process_that_could_not_be_ended_is_not_waited_for_again(stuck: tuple[Side, int]) -> None:
     driver, pid = stuck
     driver.call("end", "all", grace_s=0.0)
     assert [left["pid"] for left in driver.wait("ended")["left"]] == [pid]

@@ -26,7 +26,7 @@ RANK = "import os, signal, time; signal.signal(15, signal.SIG_IGN); open('rank',
 
 
 @pytest.mark.parametrize("has_ranks", [True, False], ids=["with a rank", "between two attempts"])
-def test_it_comes_once_the_ranks_of_a_supervisor_that_was_killed_are_gone(side: Callable[..., Side], *, has_ranks: bool) -> None:
+def test_the_last_word_comes_once_the_ranks_of_a_killed_supervisor_are_gone(side: Callable[..., Side], *, has_ranks: bool) -> None:
     node = side()
     with socket.create_server(("127.0.0.1", 0)) as coordinator:
         coordinator.settimeout(20.0)
@@ -45,7 +45,7 @@ def test_it_comes_once_the_ranks_of_a_supervisor_that_was_killed_are_gone(side: 
             assert not (rank and is_running(rank))
 
 
-def test_it_is_not_said_after_a_run_that_was_declared_over(side: Callable[..., Side]) -> None:
+def test_the_last_word_is_not_sent_after_a_run_declared_over(side: Callable[..., Side]) -> None:
     node = side()
     with socket.create_server(("127.0.0.1", 0)) as coordinator:
         coordinator.settimeout(0.0)

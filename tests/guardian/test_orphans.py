@@ -61,7 +61,7 @@ AS_FIRST = textwrap.dedent("""
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_as_process_1_only_what_is_proven_is_ended(tmp_path: Path, *, seen: bool) -> None:
+def test_as_process_1_only_proven_processes_are_ended(tmp_path: Path, *, seen: bool) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     argv = [sys.executable, "-c", AS_FIRST, COOKIE, *(["seen"] if seen else [])]
     done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, timeout=120, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
@@ -92,7 +92,7 @@ BESIDE = textwrap.dedent("""
 """)
 
 
-def test_what_we_started_ourselves_outlives_a_guardians_death(tmp_path: Path) -> None:
+def test_a_process_of_our_own_outlives_a_guardians_death(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", BESIDE], stdout=subprocess.PIPE, text=True, timeout=120, check=True, cwd=tmp_path, env=env)  # noqa: S603 - our own script
     assert done.stdout.split() == ["None", "False"]

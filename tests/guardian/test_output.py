@@ -135,7 +135,7 @@ def test_an_unflushed_print_is_shown_at_once(side: Callable[..., Side]) -> None:
     os.close(write_fd)
 
 
-def test_a_closed_stdout_is_said_once_and_the_job_goes_on_captured(side: Callable[..., Side]) -> None:
+def test_a_closed_stdout_is_reported_once_and_the_job_continues_captured(side: Callable[..., Side]) -> None:
     out = Reader()
     head = subprocess.Popen(["head", "-n", "1"], stdin=subprocess.PIPE, stdout=out.write_fd)  # noqa: S607
     assert head.stdin
@@ -186,7 +186,7 @@ def test_a_slow_reader_slows_the_job_and_loses_nothing_while_stderr_flows(side: 
 
 
 @pytest.mark.parametrize("farewell", few(["finish", "end"]))
-def test_what_a_slow_reader_has_not_read_at_the_end_is_not_lost(side: Callable[..., Side], farewell: str) -> None:
+def test_output_unread_by_a_slow_reader_at_the_end_is_not_lost(side: Callable[..., Side], farewell: str) -> None:
     out = Reader(pace_s=0.01, chunk=4096)
     driver = side(stdout=out.write_fd)
     driver.run(script("import os; data = b'x' * 700_000\nwhile data: data = data[os.write(1, data):]"))

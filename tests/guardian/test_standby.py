@@ -50,14 +50,14 @@ def script(ranks: Ranks, text: str, name: str = "train.py") -> str:
     return name
 
 
-def test_the_rank_is_what_a_cold_start_makes_it(ranks: Ranks) -> None:
+def test_a_warm_rank_equals_a_cold_start(ranks: Ranks) -> None:
     cold, warm = ranks.both(script(ranks, SHOW + RECORD), "--resume", "ä b")
     assert cold == warm
     assert cold[0] == 0
     assert '"argv": ["train.py", "--resume"' in cold[1]
 
 
-def test_what_follows_the_script_may_change(ranks: Ranks) -> None:
+def test_the_arguments_after_the_script_may_change(ranks: Ranks) -> None:
     cold, warm = ranks.both("-u", script(ranks, SHOW + RECORD), "1", again=["-u", "train.py", "much", "longer"])
     assert warm[1] == cold[1].replace('"1"]', '"much", "longer"]').replace("train.py\\u00001", "train.py\\u0000much\\u0000longer")
 
@@ -71,7 +71,7 @@ def test_a_module_is_run_as_the_interpreter_runs_it(ranks: Ranks) -> None:
     assert cold[0] == 0
 
 
-def test_it_waits_under_another_name_and_is_killed_first(ranks: Ranks) -> None:
+def test_a_standby_waits_under_another_name_and_is_killed_first(ranks: Ranks) -> None:
     ranks.cold(script(ranks, SHOW + RECORD))
     standby = ranks.ready("train.py")
     assert (standby.poll(), standby.why, standby.note) == (READY, "", "")
@@ -84,7 +84,7 @@ def test_it_waits_under_another_name_and_is_killed_first(ranks: Ranks) -> None:
     assert not is_running(standby.pid)
 
 
-def test_it_ends_when_its_parent_is_gone(ranks: Ranks) -> None:
+def test_a_standby_ends_when_its_parent_is_gone(ranks: Ranks) -> None:
     ranks.cold(script(ranks, "open('ran', 'a').write('x')" + RECORD))
     standby = ranks.ready("train.py")
     with socket.socket(fileno=os.dup(standby.fileno())) as link:
@@ -101,7 +101,7 @@ def test_it_ends_when_its_parent_is_gone(ranks: Ranks) -> None:
         (lambda pid: os.kill(pid, signal.SIGINT), "gone"),
     ],
 )
-def test_one_that_died_or_is_stopped_costs_a_cold_start(ranks: Ranks, before: object, why: str) -> None:
+def test_a_dead_or_stopped_standby_costs_a_cold_start(ranks: Ranks, before: object, why: str) -> None:
     ranks.cold(script(ranks, "open('ran', 'a').write('x')" + RECORD))
     standby = ranks.ready("train.py")
     assert callable(before)
@@ -116,7 +116,7 @@ def test_one_that_died_or_is_stopped_costs_a_cold_start(ranks: Ranks, before: ob
     assert (ranks.folder / "ran").read_text() == "x"
 
 
-def test_one_that_does_not_answer_in_time_is_killed_before_anything_else_starts(ranks: Ranks) -> None:
+def test_a_standby_that_answers_too_late_is_killed_before_another_start(ranks: Ranks) -> None:
     ranks.cold(script(ranks, "import this; open('ran', 'a').write('x')" + RECORD))
     standby = ranks.ready("train.py")
     read, full = os.pipe()  # what `this` prints goes first, and has no room
@@ -135,7 +135,7 @@ def test_one_that_does_not_answer_in_time_is_killed_before_anything_else_starts(
     assert (ranks.folder / "ran").read_text() == "x"
 
 
-def test_one_that_is_not_ready_is_not_waited_for(ranks: Ranks) -> None:
+def test_an_unready_standby_is_not_waited_for(ranks: Ranks) -> None:
     ranks.cold(script(ranks, "import json" + RECORD))
     ranks.record().unlink()
     os.mkfifo(ranks.record())  # it never comes to the end of what it reads first
@@ -164,14 +164,14 @@ def test_a_changed_limit_of_the_parent_is_refused(ranks: Ranks) -> None:
     assert standby.why == "Umask of its parent changed"
 
 
-def test_without_a_record_it_ends_without_the_script(ranks: Ranks) -> None:
+def test_a_standby_without_a_record_ends_without_the_script(ranks: Ranks) -> None:
     script(ranks, "open('ran', 'a').write('x')")
     standby = ranks.ready("train.py")
     assert standby.poll() == GONE
     assert not (ranks.folder / "ran").exists()
 
 
-def test_what_is_refused_before_it_is_asked() -> None:
+def test_a_start_with_other_facts_is_refused_before_the_standby_is_asked() -> None:
     facts = StartFacts(["python", "-u", "train.py", "--a"], {"A": "1", "MASTER_PORT": "1"}, "/here")
     facts.fixed = 3
     same = {"A": "1", "MASTER_PORT": "2", "TORCHELASTIC_RESTART_COUNT": "3"}

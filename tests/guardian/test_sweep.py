@@ -46,7 +46,9 @@ def leftover(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], ProcessR
     process.wait()
 
 
-def test_what_is_proven_is_ended_with_all_below_it(leftover: tuple[subprocess.Popen[bytes], ProcessRecord], tmp_path: Path) -> None:
+def test_a_proven_process_is_ended_with_all_its_descendants(
+    leftover: tuple[subprocess.Popen[bytes], ProcessRecord], tmp_path: Path
+) -> None:
     process, record = leftover
     below = read_pid(tmp_path / "below")
     result = end_recorded([record, record], boot_id())

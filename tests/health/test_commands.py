@@ -85,7 +85,7 @@ def test_a_name_in_a_command_is_one_word_of_a_shell(name: str) -> None:
 
 
 @pytest.mark.parametrize("point", ["/", "/usr", "/var/", "/dev/shm"])  # noqa: S108  a mount point
-def test_what_the_system_itself_needs_is_never_unmounted(point: str) -> None:
+def test_a_mount_point_of_the_system_is_never_unmounted(point: str) -> None:
     subject = f"path:{point}"
     mount: Json = {"kind": "nfs", "source": "srv:/root", "point": point}
     (result,) = results("disk_paths", {("path.state", subject): {"errno": "ESTALE"}, ("path.mount", subject): mount})

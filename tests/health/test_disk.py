@@ -156,16 +156,14 @@ def test_want_of_room_for_a_checkpoint_holds_a_start_back(tmp_path: Path) -> Non
 
 
 @pytest.mark.process
-def test_nothing_is_written_where_that_is_not_wanted(tmp_path: Path) -> None:
+def test_the_probe_writes_no_file_where_that_is_not_wanted(tmp_path: Path) -> None:
     now = Readings(disk.read(Ask(paths=(str(tmp_path),), options={"disk": {"write_bytes": 0}})))
     assert now.one("path.write", f"path:{tmp_path}") is None
     assert now.table("path.state", f"path:{tmp_path}")["answers"] is True
 
 
 @pytest.mark.parametrize("how", [errno.EOPNOTSUPP, errno.EISDIR], ids=["nfs", "old-kernel"])
-def test_where_no_file_can_be_without_a_name_its_name_is_gone_before_it_is_written(
-    how: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_probe_file_with_a_name_is_unlinked_before_the_write(how: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def without(path: str, flags: int, mode: int = 0o777) -> int:
@@ -221,7 +219,7 @@ def test_a_path_that_hangs_is_a_finding_and_holds_up_no_other(tmp_path: Path, mo
     ],
     ids=["killed", "alarmed", "it-works-on-it", "going", "another-user"],
 )
-def test_one_that_was_left_behind_at_a_path_is_reported_and_no_other_is_put_beside_it(
+def test_a_stuck_reader_of_a_path_is_reported_and_gets_no_second(
     state: str,
     pending: str,
     user: int | None,
@@ -243,7 +241,7 @@ def test_one_that_was_left_behind_at_a_path_is_reported_and_no_other_is_put_besi
 
 
 @pytest.mark.process
-def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path) -> None:
+def test_the_reader_of_a_path_has_a_recognisable_name(tmp_path: Path) -> None:
     script = "import sys; from health.probes.storage import one_path; one_path.main(); print(open('/proc/self/comm').read())"
     done = subprocess.run(  # noqa: S603 -- ours
         [sys.executable, "-c", script, str(tmp_path), "0", "30"], capture_output=True, text=True, timeout=120, check=True,
@@ -254,7 +252,7 @@ def test_who_looks_at_a_path_is_called_so_that_it_is_known_again(tmp_path: Path)
 
 
 @pytest.mark.process
-def test_the_probe_of_a_path_ends_itself_when_nobody_is_left_to_do_it(tmp_path: Path) -> None:
+def test_the_probe_of_a_path_ends_itself_when_its_parent_is_gone(tmp_path: Path) -> None:
     program = Path(disk.__file__).with_name("one_path.py")
     fifo = tmp_path / "pipe"
     os.mkfifo(fifo)

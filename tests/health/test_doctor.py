@@ -49,7 +49,7 @@ def gpu_results(done: subprocess.CompletedProcess[str]) -> list[dict[str, object
     return [row for row in json.loads(done.stdout)["results"] if row["check"].startswith("gpu_")]
 
 
-def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_the_worst_result_comes_first_with_its_evidence_and_repair(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"1.remap_failure": 1, "0.temperature": 90, "0.field.230": 1}, gpus=4)
     done = doctor(cwd=tmp_path, environ=fake_nvml.environ)
     assert done.returncode == 69
@@ -67,7 +67,7 @@ def test_the_worst_comes_first_with_its_evidence_and_what_repairs_it(fake_nvml: 
 
 
 @pytest.mark.slow
-def test_what_is_well_is_shown_where_it_is_wanted(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_a_healthy_check_is_shown_with_all(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     done = doctor("--all", cwd=tmp_path, environ=fake_nvml.environ)
     assert "gpu_power" in done.stdout
 
@@ -152,7 +152,7 @@ def test_json_is_one_object_and_the_job_s_own_paths_port_and_room_are_looked_at(
 @pytest.mark.parametrize(
     ("check", "blocks", "code"), [("net_ports", False, 0), ("disk_paths", False, 69), ("gpu_errors", True, 69), ("kernel_log", False, 69)]
 )
-def test_the_exit_code_is_of_the_node_and_a_taken_port_is_no_fault_of_it(check: str, blocks: bool, code: int) -> None:  # noqa: FBT001
+def test_the_exit_code_is_of_the_node_and_not_of_a_taken_port(check: str, blocks: bool, code: int) -> None:  # noqa: FBT001
     diagnosis = Diagnosis(
         (CheckResult(check, "x", Result.FAILED, "port 29500 is taken: process 7", blocks=blocks),), (), 0.1, 1.0, Readings(())
     )
@@ -174,7 +174,7 @@ def test_a_node_whose_running_job_holds_its_port_is_fit(tmp_path: Path) -> None:
     assert done.returncode == (69 if failed - {"net_ports"} else 0)
 
 
-def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
+def test_the_doctor_works_without_a_gpu_and_reports_it(tmp_path: Path) -> None:
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")}
     done = doctor("--json", cwd=tmp_path, environ=environ)
     if any(row["result"] == "ok" for row in gpu_results(done) if row["check"] == "gpu_driver"):
@@ -186,7 +186,7 @@ def test_it_works_without_a_gpu_and_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv to lay root's rights down with")
-def test_it_works_without_root_s_rights(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+def test_the_doctor_works_without_roots_rights(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"all.err.nvmlDeviceGetComputeRunningProcesses_v3": 4})  # what a driver answers who is not root
     bare = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []
     done = subprocess.run(  # noqa: S603 -- ours

@@ -136,7 +136,7 @@ def node(mtu: int = 9000, **changes: Json) -> Readings:
     ],
     ids=["same", "own", "torch", "nccl", "driver", "package", "variable", "code", "mtu"],
 )
-def test_what_differs_across_nodes_is_shown_with_who_differs(other: Readings, result: Result, words: str) -> None:
+def test_a_difference_across_nodes_is_shown_with_its_nodes(other: Readings, result: Result, words: str) -> None:
     nodes = {f"n{at}": node() for at in range(3)}
     [check_result] = results_of("env_nodes", node() + node_environments.merge_nodes({**nodes, "n3": other}))
     assert (check_result.result, check_result.subject) == (result, HOST)
@@ -165,7 +165,7 @@ print(versions["torch"], "torch" in sys.modules, "numpy" in sys.modules)"""
     assert now.text("env.python") == sys.executable
 
 
-def test_variables_that_torch_is_said_to_ignore_are_in_none_of_its_files() -> None:
+def test_variables_listed_as_ignored_by_torch_are_in_none_of_its_files() -> None:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.submodule_search_locations

@@ -298,7 +298,7 @@ def test_a_healthy_node_is_healthy(fake_nvml: FakeNvml, runner: Runner) -> None:
         pytest.param({"all.err.nvmlDeviceGetFieldValues": 3}, id="no fields"),
     ],
 )  # fmt: skip
-def test_what_a_gpu_does_not_know_is_no_fault(state: dict[str, object], fake_nvml: FakeNvml, runner: Runner) -> None:
+def test_a_value_unknown_to_a_gpu_is_no_fault(state: dict[str, object], fake_nvml: FakeNvml, runner: Runner) -> None:
     fake_nvml.set(state)
     results = judge(runner.sweep(("nvml", "pci", "driver"), Ask()))
     assert {result.result for result in results} <= {OK, SKIPPED}, [result for result in results if result.result not in {OK, SKIPPED}]
@@ -391,7 +391,7 @@ def test_pending_events_are_returned_before_the_driver_is_asked_anything() -> No
 
 
 @pytest.mark.process
-def test_what_the_gpus_of_ranks_draw_and_how_busy_their_memory_is_is_evidence_of_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
+def test_the_power_and_memory_use_of_the_ranks_gpus_are_evidence_of_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
     """All are busy, as NCCL's kernels that wait are; one draws a fraction of its limit."""
     fake_nvml.set({"all.busy": 100, "0.power": 92_000, "0.memory_busy": 1, "1.power": 640_000, "1.memory_busy": 57})
     readings = runner.sample(("nvml",), Ask())

@@ -186,7 +186,7 @@ def test_every_check_of_the_host_has_each_of_its_answers_held_here() -> None:
         assert {OK, DEGRADED} <= {row.result for row in TABLE if row.check == name}
 
 
-def test_what_takes_two_minutes_to_tell_is_looked_at_while_a_job_runs() -> None:
+def test_a_check_that_takes_two_minutes_is_sampled_while_a_job_runs() -> None:
     assert set(registry.checks()["host_processes"].needs) <= set(registry.sampled())
 
 
@@ -197,7 +197,7 @@ def tree(root: Path, files: Mapping[str, str]) -> Ask:
     return Ask(root=str(root))
 
 
-def test_what_the_host_s_files_say(tmp_path: Path) -> None:
+def test_the_files_of_the_host_are_read(tmp_path: Path) -> None:
     (tmp_path / "dev/shm").mkdir(parents=True)
     ask = tree(tmp_path, {
         "proc/meminfo": "MemTotal:  1000 kB\nMemFree: 100 kB\nMemAvailable:  400 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB",

@@ -269,7 +269,7 @@ def test_the_table(row: Row) -> None:
     ],
     ids=["one-look", "two-looks"],
 )
-def test_what_went_through_a_port_is_shown_and_alarms_nobody(before: Values | None, words: str) -> None:
+def test_the_traffic_of_a_port_is_shown_without_an_alarm(before: Values | None, words: str) -> None:
     now = readings(traffic(7 << 20, 2 << 20, dropped=9), 1000.0 + SPAN)
     result = results_of("net_ethernet", now, readings(before, 1000.0) if before is not None else None)[ETH]
     assert (result.result, result.reason) == (OK, f"eth0 is up; {words}")

@@ -31,7 +31,7 @@ def test_the_interfaces_of_a_node_like_a_dgx(tmp_path: Path) -> None:
     assert (every["eno1"].ipv4, every["eno1"].addresses, every["ib0"].ipv4) == ("10.1.0.7", ("10.1.0.7", "fe80::7"), "")
 
 
-def test_what_cannot_be_read_is_absent_and_no_zero(tmp_path: Path) -> None:
+def test_an_unreadable_value_is_absent_and_no_zero(tmp_path: Path) -> None:
     (tmp_path / "sys/class/net/eth0").mkdir(parents=True)
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
     [nic], [port] = nics(tmp_path), infiniband.ports(tmp_path)

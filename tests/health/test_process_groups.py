@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("collected", [True, False], ids=["the child was waited for", "the child is a zombie"])
-def test_what_a_child_left_in_its_group_is_killed(collected: bool) -> None:  # noqa: FBT001
+def test_a_process_that_a_child_left_in_its_group_is_killed(collected: bool) -> None:  # noqa: FBT001
     child = subprocess.Popen(["/bin/sh", "-c", "sleep 600 >/dev/null & echo $!"], stdout=subprocess.PIPE, start_new_session=True)
     assert child.stdout is not None
     with child.stdout as out:

@@ -83,7 +83,7 @@ def test_a_probe_in_the_kernel_is_reported_with_its_place(fake_nvml: FakeNvml, r
 
 
 @pytest.mark.process
-def test_sampling_goes_on_after_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
+def test_sampling_continues_after_a_hang(fake_nvml: FakeNvml, runner: Runner) -> None:
     fake_nvml.set({"0.hang_ms.nvmlDeviceGetTemperature": 600_000})
     first = runner.sample(("nvml", "pci"), Ask(deadline_s=2.0))
     assert first.table(OUTCOME, NVML)["state"] == "hung"
@@ -128,7 +128,7 @@ def test_a_probe_that_dies_is_not_known(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
+def test_output_of_a_library_is_no_answer(tmp_path: Path) -> None:
     runner = plugged(
         tmp_path, "def read(ask):\n print('noise', flush=True)\n os.write(1, b'more')\n yield Reading('foreign', 'host', 'a', 1)\n"
     )
@@ -136,7 +136,7 @@ def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_what_is_written_into_the_prober_s_own_pipe_costs_its_line_only(tmp_path: Path) -> None:
+def test_noise_in_the_probers_own_pipe_costs_its_line_only(tmp_path: Path) -> None:
     noise = "[os.write(fd, b'\\xff[1]\\n[7]\\n{\\n') for fd in range(3, 9) if os.path.realpath(f'/proc/self/fd/{fd}').count('pipe')]"
     runner = plugged(tmp_path, f"def read(ask):\n {noise}\n yield Reading('foreign', 'host', 'a', 1)\n")
     now = runner.sweep(("foreign",), Ask())
@@ -162,7 +162,7 @@ def test_a_probe_that_runs_at_its_deadline_and_waits_soon_after_it_waits(tmp_pat
 
 @pytest.mark.process
 @pytest.mark.parametrize("pause_s", [0.0, 0.5], ids=["it answers meanwhile", "it is stopped too"])
-def test_who_asks_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tmp_path: Path) -> None:
+def test_the_asking_process_may_be_stopped_for_longer_than_the_deadline(pause_s: float, tmp_path: Path) -> None:
     reading = f"time.sleep({pause_s})\n yield Reading('foreign', 'host', 'a', 1)\n"
     stop = "import subprocess, sys; subprocess.run(['sh', '-c', f'kill -STOP {os.getppid()}; sleep 1.6; kill -CONT {os.getppid()}'])"
     runner = plugged(tmp_path, f"def read(ask):\n {stop}\n {reading}")
@@ -226,7 +226,7 @@ def _fails(_now: Readings, _before: Readings | None, _limits: Thresholds) -> lis
     raise KeyError("x")
 
 
-def test_a_check_is_silent_where_its_probe_did_not_run_and_one_that_fails_is_reported() -> None:
+def test_a_check_without_its_probe_is_silent_and_a_failing_one_is_reported() -> None:
     now = Readings([Reading("runner", "probe:a", OUTCOME, {"state": "answered"})])
     fields = {
         "here": Check("here", "host", ("a",), _answers, "a"),
@@ -288,7 +288,7 @@ def _group(group: str) -> list[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("hangs", [True, False], ids=["hung", "answered"])
-def test_one_that_is_ended_is_ended_with_what_it_started(tmp_path: Path, hangs: bool) -> None:  # noqa: FBT001
+def test_a_prober_that_is_ended_is_ended_with_its_children(tmp_path: Path, hangs: bool) -> None:  # noqa: FBT001
     """The prober ends when its requests do, maybe before it is killed. A shell that forks all the time does not slip away either."""
     program = "for turn in $(seq 20000); do sleep 600 & kill $!; done"
     source = (
@@ -328,7 +328,7 @@ def test_a_lasting_prober_that_died_between_two_samples_leaves_nothing_that_it_s
 
 
 @pytest.mark.process
-def test_what_a_prober_started_ends_with_whoever_asks(tmp_path: Path) -> None:
+def test_the_children_of_a_prober_end_with_the_asking_process(tmp_path: Path) -> None:
     (tmp_path / "foreign_probe.py").write_text(
         "import os, subprocess\ndef read(ask):\n"
         f" open('{tmp_path}/new', 'w').write(str(os.getpid())); os.rename('{tmp_path}/new', '{tmp_path}/pid')\n"
@@ -380,7 +380,7 @@ def test_an_ask_comes_through_as_it_was() -> None:
     assert Ask().at("/proc/1") == "/proc/1"
 
 
-def test_what_is_reported_again_and_again_takes_one_line() -> None:
+def test_a_repeated_reason_takes_one_line() -> None:
     results = [CheckResult("c", "kernel", Result.DEGRADED, "killed", (f"line {number}",)) for number in range(3)]
     results.append(CheckResult("c", "kernel", Result.DEGRADED, "another"))
     lines = [(result.reason, result.evidence) for result in render.merged(results)]

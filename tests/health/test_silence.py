@@ -61,7 +61,7 @@ def results(root: Path, environ: Mapping[str, str], before: Readings | None = No
     [laptop, container, nothing, network_trees.node_like_a_dgx, lambda root: network_trees.node_like_a_dgx(root, is_roce=True)],
     ids=["laptop", "container", "nothing", "dgx-infiniband", "dgx-roce"],
 )
-def test_a_healthy_node_is_told_nothing(make: object, tmp_path: Path) -> None:
+def test_a_healthy_node_gets_no_alarm(make: object, tmp_path: Path) -> None:
     assert callable(make)
     make(tmp_path)
     first, before = results(tmp_path, {})
@@ -75,7 +75,7 @@ def test_the_node_like_a_dgx_is_judged_and_not_skipped(tmp_path: Path) -> None:
     assert {result.check for result in all_results if result.result is Result.OK} == set(CHECKS)
 
 
-def test_what_is_wrong_with_such_a_node_is_told(tmp_path: Path) -> None:
+def test_faults_of_such_a_node_are_reported(tmp_path: Path) -> None:
     network_trees.node_like_a_dgx(tmp_path, is_roce=True)
     network_trees.write(
         tmp_path / "sys/class/infiniband/mlx5_3/ports/1", {"gid_attrs/types/1": "IB/RoCE v1", "gid_attrs/types/3": "IB/RoCE v1"}

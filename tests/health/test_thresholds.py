@@ -29,6 +29,6 @@ def test_a_threshold_of_the_site_s_stands_in_for_ours() -> None:
 @pytest.mark.parametrize(
     "word", ["write_s", "write_s=", "write_s=fast", "write_s=nan", "write_s=inf", "write_s=-1", "retired_pages=1.5", "=1"]
 )
-def test_what_is_no_number_is_no_threshold(word: str) -> None:
+def test_a_word_that_is_no_number_is_no_threshold(word: str) -> None:
     with pytest.raises(ValueError, match=r"NUMBER|no threshold"):
         thresholds([word])

@@ -49,7 +49,7 @@ def test_a_rank_holds_no_module_of_ours_but_the_shim_and_nothing_heavy(attempt: 
     assert "_supervise_shim" in mine
 
 
-def test_the_folder_is_taken_out_wherever_a_launcher_moved_it(attempt: Attempt) -> None:
+def test_the_shim_directory_is_removed_from_the_path_wherever_a_launcher_moved_it(attempt: Attempt) -> None:
     moved = attempt.env() | {"PYTHONPATH": f"/first:{attempt.env()['PYTHONPATH']}:/last"}
     assert json.loads(attempt.run("-c", SHOW, env=moved).stdout)[0] == {"PYTHONPATH": "/first:/last"}
 
@@ -84,7 +84,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-def test_what_a_command_starts_before_it_trains_may_be_the_rank(attempt: Attempt, start: str) -> None:
+def test_a_process_started_by_the_command_before_the_training_may_be_the_rank(attempt: Attempt, start: str) -> None:
     rank = "import os; from supervisor import worker; worker.heartbeat(5); print(os.getpid())"
     code = f"import os, shlex, subprocess, sys\nwords = [sys.executable, '-c', {rank!r}]\n{start}"
     done = attempt.run("-c", code, env=attempt.env(), cwd=ROOT)
@@ -285,7 +285,7 @@ def test_safe_path_is_instrumented(attempt: Attempt) -> None:
         {"SUPERVISE_JOB_SHIM": "?"},
     ],
 )
-def test_whatever_is_broken_of_ours_the_script_runs_the_same(attempt: Attempt, broken: dict[str, str]) -> None:
+def test_a_broken_shim_leaves_the_script_unchanged(attempt: Attempt, broken: dict[str, str]) -> None:
     done = attempt.run("-c", "import sys; print('ran'); sys.exit(3)", env=attempt.env() | broken)
     assert (done.returncode, done.stdout, done.stderr) == (3, "ran\n", "")
 

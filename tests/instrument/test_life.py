@@ -111,7 +111,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_what_torch_compiles_is_the_same_with_us_and_without(attempt: Attempt, tmp_path: Path) -> None:
+def test_torch_compiles_the_same_with_us_and_without(attempt: Attempt, tmp_path: Path) -> None:
     """A compiled collective stays in its graph, and no function of ours is compiled or breaks a graph."""
     script = tmp_path / "train.py"
     script.write_text(COMPILED)
@@ -158,7 +158,7 @@ def test_without_an_optimizer_of_torch_the_second_backward_pass_ends_the_first_r
     assert "imports-0.json" in attempt.names()
 
 
-def test_who_reports_its_steps_has_its_imports_recorded_with_the_second(attempt: Attempt, tmp_path: Path) -> None:
+def test_the_imports_of_a_reporting_script_are_recorded_at_its_second_step(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOOK + "from supervisor import worker\nfor step in (7, 8):\n    worker.heartbeat(step)\n    print(look().imported)\n")
     done = attempt.run(str(script), env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"))

@@ -95,7 +95,7 @@ def steps(count: int) -> None:
         optimizer.step()
 
 
-def test_it_is_read_at_the_end_of_a_step_and_not_at_each(allocator: Allocator, beat: HeartbeatWriter, path: Path) -> None:
+def test_the_gpu_memory_is_read_at_the_end_of_few_steps(allocator: Allocator, beat: HeartbeatWriter, path: Path) -> None:
     steps(50)
     (seen,) = heartbeats.read(path)
     assert beat.steps == 50
@@ -106,7 +106,7 @@ def test_it_is_read_at_the_end_of_a_step_and_not_at_each(allocator: Allocator, b
     assert seen.pinned == 0, "torch tells that none is pinned, which is another thing than that it does not tell"
 
 
-def test_nothing_is_asked_before_the_script_has_initialised_cuda(allocator: Allocator, beat: HeartbeatWriter, path: Path) -> None:
+def test_the_allocator_is_not_asked_before_the_script_has_initialised_cuda(allocator: Allocator, beat: HeartbeatWriter, path: Path) -> None:
     allocator.initialized = False
     steps(3)
     (seen,) = heartbeats.read(path)
@@ -114,7 +114,7 @@ def test_nothing_is_asked_before_the_script_has_initialised_cuda(allocator: Allo
 
 
 @pytest.mark.parametrize("name", ["host_memory_stats_as_nested_dict", "get_per_process_memory_fraction"])
-def test_what_an_older_torch_does_not_tell_is_absent(
+def test_a_figure_that_an_older_torch_lacks_is_absent(
     allocator: Allocator, beat: HeartbeatWriter, path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(Allocator, name, None)

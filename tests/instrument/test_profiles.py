@@ -135,7 +135,7 @@ def test_a_recording_that_nobody_waits_for_any_more_makes_way_for_the_next(attem
 
 
 @pytest.mark.slow
-def test_a_script_that_profiles_itself_goes_on_and_the_refusal_is_the_answer(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_script_that_profiles_itself_continues_and_the_refusal_is_the_answer(attempt: Attempt, tmp_path: Path) -> None:
     (attempt.job_dir / "profiled").touch()
     with training(attempt) as beat:
         profile = recorded(attempt, beat, steps=2, torch=str(tmp_path / "trace.json"))

@@ -242,7 +242,7 @@ def test_the_look_is_below_a_millisecond_and_is_taken_once(attempt: Attempt, tmp
 
 
 @pytest.mark.slow
-def test_what_raises_when_it_is_looked_at_costs_the_training_nothing(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_trainer_that_raises_on_inspection_costs_the_training_nothing(attempt: Attempt, tmp_path: Path) -> None:
     hostile = (
         "class Args:\n    def __getattr__(self, name): raise SystemError(name)\nclass Trainer:\n    args = Args()\n    train = train\n"
     )

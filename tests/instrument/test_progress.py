@@ -69,7 +69,7 @@ def test_one_optimizer_per_parameter_makes_one_step_per_pass(beat: HeartbeatWrit
     assert beat.steps == 10
 
 
-def test_a_new_optimizer_per_epoch_goes_on_counting(beat: HeartbeatWriter) -> None:
+def test_a_new_optimizer_per_epoch_continues_the_count(beat: HeartbeatWriter) -> None:
     for _ in range(3):
         optimizer = _optimizer()
         for _ in range(10):
@@ -219,5 +219,5 @@ def test_an_optimizer_of_any_other_kind_costs_no_step(beat: HeartbeatWriter) -> 
         (layout.TRAIN, layout.FLAG_ELSEWHERE, 3600, layout.TRAIN),
     ],
 )
-def test_before_the_first_step_is_reported_only_where_it_is_proven(phase: int, flags: int, age_s: int, proven: int) -> None:
+def test_the_phase_before_the_first_step_is_reported_only_where_proven(phase: int, flags: int, age_s: int, proven: int) -> None:
     assert layout.proven_phase(phase, flags, age_s * 10**9) == proven

@@ -80,7 +80,7 @@ def test_a_rank_answers_all_who_ask_what_its_collectives_are_and_ends_as_ever(at
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
-def test_it_stands_in_the_way_of_no_end(attempt: Attempt, end: str) -> None:
+def test_the_recorder_blocks_no_exit(attempt: Attempt, end: str) -> None:
     code, expected = ENDS[end]
     assert ended(attempt, code, 1)[0] == expected
 
@@ -91,7 +91,7 @@ def _states(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_goes_on_after_requests_that_nobody_read(attempt: Attempt) -> None:
+def test_a_stopped_rank_continues_after_unread_requests(attempt: Attempt) -> None:
     command = [sys.executable, "-c", GROUP]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=attempt.env(), stdin=pipe, stdout=pipe) as rank:  # noqa: S603 - our own interpreter

@@ -44,7 +44,9 @@ def test_an_uncaught_exception_is_written_down_with_who_and_where(attempt: Attem
 
 @pytest.mark.parametrize("ending", few(["raise ValueError", "sys.exit(3)"]))
 @pytest.mark.parametrize(("after_s", "phase"), [(3.2, Phase.UNKNOWN), (0.2, Phase.IMPORT)], ids=["ran on", "at once"])
-def test_what_ends_seconds_after_its_last_import_was_not_importing(attempt: Attempt, ending: str, after_s: float, phase: Phase) -> None:
+def test_a_script_that_ends_seconds_after_its_last_import_was_not_importing(
+    attempt: Attempt, ending: str, after_s: float, phase: Phase
+) -> None:
     """It may train by numpy, or play: three seconds are more than lie between two imports."""
     script = f"import sys, time\ntime.sleep({3.2 - after_s})\nimport html\ntime.sleep({after_s})\n{ending}"
     attempt.run("-c", script, env=attempt.env(RANK="0"))
@@ -117,7 +119,7 @@ def test_the_users_own_faulthandler_is_kept(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize(("mode", "ignored", "survives"), [("rank", False, True), ("rank", True, True), ("launcher", False, False)])
-def test_sigquit_dumps_in_a_rank_where_nobody_else_wants_it(attempt: Attempt, mode: str, *, ignored: bool, survives: bool) -> None:
+def test_sigquit_dumps_the_stacks_of_a_rank_unless_ignored(attempt: Attempt, mode: str, *, ignored: bool, survives: bool) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGQUIT); print('on')"
     before = signal.signal(signal.SIGQUIT, signal.SIG_IGN if ignored else signal.SIG_DFL)
     try:

@@ -162,7 +162,7 @@ def test_a_save_to_a_member_of_an_archive_is_one_of_the_archive(done: Done) -> N
     assert [row["path"] for row in done.rows("members", "loads")] == [archive]
 
 
-def test_a_save_is_logged_with_where_it_began_and_what_stood_there_when_it_ended(done: Done) -> None:
+def test_a_save_is_logged_with_its_path_and_the_file_at_its_end(done: Done) -> None:
     rows = done.rows("saves")
     assert len(rows) == 2 * len(SAVES)
     for number, way in enumerate(SAVES):
@@ -217,7 +217,7 @@ def test_a_save_that_raised_did_not_end_well(done: Done) -> None:
     assert [row.get("well") for row in done.rows("failed save")] == [None, False]
 
 
-def test_what_has_no_name_is_not_logged_and_saves_all_the_same(done: Done) -> None:
+def test_a_file_without_a_name_is_saved_but_not_logged(done: Done) -> None:
     assert {Path(row["path"]).name for row in done.rows("nameless")} == {"a.pt"}
     assert (done.place / "nameless" / "n").stat().st_size
 

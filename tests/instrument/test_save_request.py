@@ -125,7 +125,7 @@ def test_the_ranks_of_two_nodes_see_the_request_at_the_same_call(attempt: Attemp
         pytest.param("save fails", False, False, marks=pytest.mark.slow),
     ],
 )
-def test_a_checkpoint_is_made_when_the_script_goes_on_after_its_save(
+def test_a_checkpoint_is_made_when_the_script_continues_after_its_save(
     attempt: Attempt, tmp_path: Path, how: str, *, went_on: bool, saved: bool
 ) -> None:
     (attempt.job_dir / "save-now").touch()
@@ -249,7 +249,7 @@ def test_a_rank_that_does_not_come_is_waited_for_a_while_and_nobody_saves_alone(
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 8))])
-def test_whatever_the_timing_all_or_none_see_the_request(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_or_none_see_the_request_at_any_timing(two: Ranks, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_agreement, "WAIT_S", 0.3)
     chance = random.Random(seed)  # noqa: S311 - the same again for a seed
     pauses = [[chance.choice([0, 0, 0.0005, 0.004]) for _ in range(200)] for _ in range(2)]

@@ -44,7 +44,7 @@ def test_without_one_there_is_none(attempt: Attempt, tmp_path: Path) -> None:
     assert _with(attempt, tmp_path, SHOW)[:2] == ("None\n", "")
 
 
-def test_one_that_fails_fails_as_it_would(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_failing_sitecustomize_fails_as_usual(attempt: Attempt, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import nothing_of_this_name\n")
     _, err, _ = _with(attempt, tmp_path, "print('script')")
     assert "nothing_of_this_name" in err
@@ -59,7 +59,7 @@ def test_usercustomize_runs_too(attempt: Attempt, tmp_path: Path) -> None:
     assert len(attempt.beats()) == 1
 
 
-def test_one_that_takes_the_exception_hook_does_not_take_the_error_file(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_sitecustomize_with_an_exception_hook_leaves_the_error_file(attempt: Attempt, tmp_path: Path) -> None:
     hook = "import sys\nsys.excepthook = lambda *a: print('theirs', file=sys.stderr)\n"
     (tmp_path / "sitecustomize.py").write_text(hook)
     done = attempt.run("-c", "raise ValueError('told')", env=attempt.env(pythonpath=str(tmp_path)))

@@ -58,7 +58,7 @@ def test_ranks_that_the_command_starts_by_torch_multiprocessing_are_ranks(attemp
 
 
 @pytest.mark.slow
-def test_what_such_a_rank_raised_is_reported_as_its_own(attempt: Attempt, script: str) -> None:
+def test_an_exception_of_a_spawned_rank_is_reported_as_its_own(attempt: Attempt, script: str) -> None:
     done = attempt.run(script, "mp.spawn(train, (5, 1), nprocs=2)")
     assert "ProcessRaisedException" in done.stderr
     (error,) = attempt.errors().errors

@@ -126,14 +126,14 @@ def test_packages_that_are_installed_in_an_environment_on_the_path_are_libraries
     assert libraries.warm() == ["lib_a", "lib_shared"]
 
 
-def test_what_reads_a_variable_that_the_script_sets_is_kept_back_until_the_script_has_set_it(libraries: Libraries) -> None:
+def test_a_library_that_reads_a_variable_of_the_script_waits_until_it_is_set(libraries: Libraries) -> None:
     script = "import lib_a\nos.environ['LIB_MODE'] = 'x'\nimport lib_b, lib_c\nassert lib_b.mode == 'x'"
     state, why, _ = libraries.prepare(script, lib_a="", lib_b="import os\nmode = os.environ.get('LIB_MODE')", lib_c="")
     assert (state, why) == (READY, "")
     assert libraries.warm() == ["lib_a", "lib_b", "lib_c"]
 
 
-def test_what_only_asks_whether_a_library_is_there_gets_an_answer_and_no_import(libraries: Libraries) -> None:
+def test_a_query_for_a_library_gets_an_answer_and_no_import(libraries: Libraries) -> None:
     script = (
         "os.environ['LIB_MODE'] = 'x'\nimport importlib.util\nassert importlib.util.find_spec('lib_b').origin.endswith('lib_b.py')\n"
         "os.environ['LIB_OTHER'] = 'y'\nimport lib_b\n"
@@ -145,7 +145,7 @@ def test_what_only_asks_whether_a_library_is_there_gets_an_answer_and_no_import(
     assert libraries.warm() == ["lib_b"]
 
 
-def test_where_many_must_be_left_to_the_script_what_came_before_the_ninth_is_imported(libraries: Libraries) -> None:
+def test_only_the_modules_before_the_ninth_refusal_are_imported_in_advance(libraries: Libraries) -> None:
     names = [f"lib_{letter}" for letter in "bcdefghijk"]
     script = f"import lib_a\nimport lib_0, {', '.join(names)}, lib_z"
     draws = dict.fromkeys(names, "import random\nvalue = random.random()")
@@ -154,7 +154,7 @@ def test_where_many_must_be_left_to_the_script_what_came_before_the_ninth_is_imp
     assert libraries.warm() == ["lib_0", "lib_a"]
 
 
-def test_what_a_library_changes_is_not_taken_for_the_scripts(libraries: Libraries) -> None:
+def test_a_change_by_a_library_is_not_taken_for_the_scripts(libraries: Libraries) -> None:
     changes = "import os, warnings\nos.environ['LIB_MODE'] = 'x'\nwarnings.simplefilter('ignore', FutureWarning)"
     reads = "import os\nmode = os.environ['LIB_MODE']"
     state, why, _ = libraries.prepare("import lib_a, lib_b\nassert lib_b.mode == 'x'", lib_a=changes, lib_b=reads)
@@ -189,7 +189,7 @@ def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(li
         ("import sys\nif 'decimal' not in sys.modules: raise ImportError", "raises ImportError"),
     ],
 )
-def test_what_draws_random_numbers_or_warns_its_importer_or_fails_is_left_to_the_script(libraries: Libraries, text: str, why: str) -> None:
+def test_a_library_that_draws_random_numbers_warns_or_fails_is_left_to_the_script(libraries: Libraries, text: str, why: str) -> None:
     (libraries.ranks.folder / "decimal.py").write_text("")  # the script's own: never in advance
     state, note, _ = libraries.prepare("import decimal, lib_a, lib_b", lib_a="", lib_b=text)
     assert (state, note) == (READY, f"lib_b ({why}) is left to the rank")
@@ -197,7 +197,7 @@ def test_what_draws_random_numbers_or_warns_its_importer_or_fails_is_left_to_the
     assert libraries.err == libraries.ranks.outputs(1)[1]
 
 
-def test_what_imports_a_module_that_is_left_to_the_script_is_left_to_it_too(libraries: Libraries) -> None:
+def test_an_importer_of_a_library_left_to_the_script_is_left_to_it_too(libraries: Libraries) -> None:
     draws = "import random\nvalue = random.random()"
     state, note, _ = libraries.prepare("import lib_a, lib_b, lib_c", lib_a="", lib_b=draws, lib_c="import lib_b")
     assert (state, note) == (READY, "lib_b (draws random numbers), lib_c (imports lib_b) are left to the rank")
@@ -231,7 +231,7 @@ def test_a_change_before_imports_holds_behind_them_too(libraries: Libraries, cha
     assert libraries.err == libraries.ranks.outputs(1)[1]
 
 
-def test_it_imports_at_a_low_priority_and_waits_at_that_of_the_rank(libraries: Libraries) -> None:
+def test_a_standby_imports_at_a_low_priority_and_waits_at_that_of_the_rank(libraries: Libraries) -> None:
     seen = libraries.ranks.folder / "seen"
     look = f"import os\nopen({str(seen)!r}, 'a').write(f'{{os.getpriority(0, 0)}} {{os.sched_getscheduler(0)}}\\n')"
     assert libraries.prepare("import lib_a", lib_a=look)[0] == READY
@@ -257,7 +257,7 @@ def test_no_garbage_is_collected_during_the_hand_over(libraries: Libraries) -> N
     assert libraries.err.split() == ["True", "False", "True"]
 
 
-def test_what_the_imports_print_is_printed_by_the_rank(libraries: Libraries) -> None:
+def test_the_output_of_the_imports_is_printed_by_the_rank(libraries: Libraries) -> None:
     noisy = "import ctypes, os, sys\nprint('python')\nctypes.CDLL(None).puts(b'C')\nos.system('echo child >&2')"
     assert libraries.prepare("import lib_a", lib_a=noisy)[0] == READY
     assert libraries.warm() == ["lib_a"]

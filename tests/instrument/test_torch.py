@@ -70,7 +70,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_the_phases_of_a_rank_and_what_it_loaded(attempt: Attempt, tmp_path: Path) -> None:
+def test_the_phases_and_the_loads_of_a_rank_are_recorded(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOOK + PHASES)
     done = attempt.run(str(script), cwd=tmp_path)
@@ -148,7 +148,7 @@ def test_an_exception_that_comes_out_of_the_meeting_of_the_ranks_is_one_of_the_s
         (("torch.save({}, 'a.pt')",), "FT"),
     ],
 )
-def test_what_shows_that_a_script_is_beyond_its_imports(attempt: Attempt, tmp_path: Path, lines: tuple[str, ...], shown: str) -> None:
+def test_an_optimizer_or_a_call_shows_the_end_of_the_imports(attempt: Attempt, tmp_path: Path, lines: tuple[str, ...], shown: str) -> None:
     script = tmp_path / "train.py"
     show = "print('FT'[look().optimizer_made] + 'FT'[look().ran])\n"
     script.write_text(f"{LOOK}import torch\nlayer = torch.nn.Linear(1, 1)\n" + "".join(f"{line}\n{line}\n{show}" for line in lines))
@@ -257,7 +257,7 @@ except ImportError as error:
 """
 
 
-def test_a_finder_of_the_old_kind_leaves_a_failed_import_what_python_makes_of_it(attempt: Attempt, tmp_path: Path) -> None:
+def test_a_legacy_finder_leaves_the_error_of_a_failed_import(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LEGACY)
     done = attempt.run("-W", "ignore", str(script), cwd=tmp_path)
@@ -296,7 +296,7 @@ ACCELERATE_ALONE = [*ACCELERATE, "--cpu", "--num_processes=1"]
         pytest.param(ACCELERATE_RANKS, id="accelerate"),
     ],
 )
-def test_the_ranks_of_a_launcher_are_instrumented_and_it_is_not(attempt: Attempt, tmp_path: Path, launcher: list[str]) -> None:
+def test_the_ranks_of_a_launcher_are_instrumented_and_the_launcher_is_not(attempt: Attempt, tmp_path: Path, launcher: list[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANK)
     done = attempt.run(*launcher, str(script), env=attempt.env("launcher"))

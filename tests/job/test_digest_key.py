@@ -24,7 +24,7 @@ def _as_before() -> Iterator[None]:
     redact.use_key(before)
 
 
-def test_what_two_processes_of_a_job_hide_is_seen_to_be_equal_and_what_two_jobs_hide_is_not(tmp_path: Path) -> None:
+def test_digests_of_secrets_are_equal_within_a_job_and_differ_between_jobs(tmp_path: Path) -> None:
     digests = {}
     for job in ("one", "two"):
         (tmp_path / job).mkdir()

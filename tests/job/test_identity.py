@@ -75,25 +75,25 @@ SHELL_BELOW_A_UNIT = {"SYSTEMD_EXEC_PID": "1"}
 
 
 @pytest.mark.parametrize("environ", [PERSON, SLURM, SYSTEMD])
-def test_a_run_without_an_end_goes_on_and_one_that_asked_for_it_too(environ: dict[str, str]) -> None:
+def test_a_run_without_an_end_or_with_code_75_continues(environ: dict[str, str]) -> None:
     assert identity.decide_run(None, environ, ended=False).kind == "continue"
     assert identity.decide_run(75, environ, ended=True).kind == "continue"
 
 
 @pytest.mark.parametrize("code", [0, 65, 69, 78])
 @pytest.mark.parametrize("environ", [PERSON, SLURM, SYSTEMD])
-def test_after_an_end_for_good_a_start_opens_a_new_run_whoever_makes_it(code: int, environ: dict[str, str]) -> None:
+def test_after_a_final_end_every_start_opens_a_new_run(code: int, environ: dict[str, str]) -> None:
     assert identity.decide_run(code, environ, ended=True).kind == "new"
 
 
 @pytest.mark.parametrize("code", [1, 42, 70, 124, 137])
-def test_after_any_other_end_a_machines_start_goes_on_and_a_persons_is_new(code: int) -> None:
+def test_after_any_other_end_a_machines_start_continues_and_a_persons_is_new(code: int) -> None:
     kinds = [identity.decide_run(code, environ, ended=True).kind for environ in (PERSON, SHELL_BELOW_A_UNIT, SLURM, SYSTEMD)]
     assert kinds == ["new", "new", "continue", "continue"]
 
 
 @pytest.mark.parametrize("code", [129, 130, 143])
-def test_what_a_person_stopped_is_not_continued_by_systemd(code: int) -> None:
+def test_a_run_stopped_by_a_person_is_not_continued_by_systemd(code: int) -> None:
     assert identity.decide_run(code, SYSTEMD, ended=True).kind == "new"
     assert identity.decide_run(code, SLURM, ended=True).kind == "continue"  # preempted, and queued again
 

@@ -19,7 +19,7 @@ def seen(directory: Path, job: str | None = None) -> SeenLoop:
     return beat
 
 
-def test_a_loop_that_turns_is_alive_and_one_that_stands_still_is_not(tmp_path: Path) -> None:
+def test_a_turning_loop_is_alive_and_a_standing_one_is_not(tmp_path: Path) -> None:
     beat, now = LoopBeat(tmp_path, "bert"), time.monotonic()
     beat.beat()
     assert seen(tmp_path).fault(now) == ""
@@ -36,7 +36,7 @@ def test_the_end_and_the_start_ask_for_more_time_and_a_shorter_line_leaves_nothi
     assert seen(tmp_path).fault(now + 5) != ""
 
 
-def test_one_whose_process_is_gone_is_not_alive_whatever_it_wrote(tmp_path: Path) -> None:
+def test_a_loop_without_its_process_is_not_alive(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         LoopBeat(tmp_path, "bert").beat(1e8)
@@ -52,7 +52,7 @@ def test_a_process_of_another_pid_namespace_is_judged_by_its_time_alone() -> Non
     assert other.fault(now + 6) != ""
 
 
-def test_the_job_is_found_among_several_and_what_is_no_such_file_is_passed_over(tmp_path: Path) -> None:
+def test_the_beat_of_a_job_is_found_among_several_directories(tmp_path: Path) -> None:
     for name in ("a", "b", "empty", "foreign"):
         (tmp_path / name).mkdir()
     LoopBeat(tmp_path / "a", "first").beat(100)
@@ -64,7 +64,7 @@ def test_the_job_is_found_among_several_and_what_is_no_such_file_is_passed_over(
     assert newest("third", directories, now) is None
 
 
-def test_one_that_is_gone_hides_no_other_of_the_job_however_long_it_was_believed(tmp_path: Path) -> None:
+def test_the_beat_of_a_gone_process_hides_no_other_of_the_job(tmp_path: Path) -> None:
     for name in ("gone", "alive"):
         (tmp_path / name).mkdir()
     child = os.fork()

@@ -36,14 +36,14 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_start_says_when_its_command_was_proven_and_prints_no_digest_of_it(place: Path) -> None:
+def test_a_start_shows_the_date_of_the_proof_and_no_digest(place: Path) -> None:
     assert line(place, subject(place)) == "resume: proven on 2026-11-23 for this command (checkpoint, losses)"
 
 
 TESTS = "`supervise drill resume -- CMD` tests it in about a minute"
 
 
-def test_without_a_proof_the_start_says_what_makes_one(tmp_path: Path) -> None:
+def test_a_start_without_a_proof_names_the_command_that_makes_one(tmp_path: Path) -> None:
     assert line(tmp_path, subject(tmp_path)) == f"resume: not tested yet whether this command resumes; {TESTS}"
 
 
@@ -66,7 +66,7 @@ def test_a_script_that_cannot_be_read_proves_nothing(place: Path) -> None:
     assert "the script or a file that the command names changed" in line(place, subject(place))
 
 
-def test_a_wrapper_or_a_configuration_in_the_command_is_part_of_it(place: Path) -> None:
+def test_a_wrapper_or_a_configuration_of_the_command_is_part_of_the_proof(place: Path) -> None:
     command = ["bash", "run.sh", "--config=conf/small.yaml", "--out", "absent.json"]
     (place / "run.sh").write_text("python train.py")
     (place / "conf").mkdir()

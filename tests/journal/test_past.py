@@ -77,7 +77,7 @@ def test_a_takeover_decides_on_no_event_of_the_past(story: Story) -> None:
     assert past.state.run.failures
 
 
-def test_what_is_known_beside_the_state(story: Story) -> None:
+def test_the_last_run_and_its_end_are_known_beside_the_state(story: Story) -> None:
     run = RunBegan("run-1", supervise="0.1.0")
     shifted = [replace(r, seq=r.seq + 1) for r in records_of(story())]
     end = decoded(shifted[-1].seq + 1, RunEnded(0, "done"))

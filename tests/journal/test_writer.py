@@ -148,7 +148,7 @@ def test_the_count_of_incidents_outlives_a_crash_between_two_files(tmp_path: Pat
     assert not past_of(fold(scan(path))).problems
 
 
-def test_what_stands_where_an_old_file_would_go_is_passed_by(tmp_path: Path, ear: Any) -> None:
+def test_a_directory_in_the_place_of_an_old_journal_is_passed_by(tmp_path: Path, ear: Any) -> None:
     path = tmp_path / "journal.jsonl"
     one_run(path, ear)
     old = path.read_bytes()
@@ -191,7 +191,7 @@ def test_a_new_journal_is_ours_alone_and_says_what_it_is(tmp_path: Path, ear: An
     assert journal.close(10)
 
 
-def test_what_was_recorded_gives_the_state_that_was(tmp_path: Path, ear: Any, story: Callable[[], list[Any]]) -> None:
+def test_the_recorded_journal_gives_the_same_state(tmp_path: Path, ear: Any, story: Callable[[], list[Any]]) -> None:
     path = tmp_path / "journal.jsonl"
     journal, _ = opened(path, ear)
     steps = story()
@@ -383,7 +383,7 @@ def test_a_place_that_cannot_be_written_yet_gets_everything_later(tmp_path: Path
     assert notes(tmp_path / "journal.jsonl") == ["early"]
 
 
-def test_memory_is_bounded_and_what_is_lost_is_counted(tmp_path: Path, ear: Any, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_and_lost_records_are_counted(tmp_path: Path, ear: Any, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "PENDING_CAP_BYTES", 20_000)
     path = tmp_path / "journal.jsonl"
     journal, _ = opened(path, ear, disk)
@@ -479,7 +479,7 @@ def test_a_view_that_cannot_be_made_ends_the_views_and_nothing_else(tmp_path: Pa
 
 
 @pytest.mark.process
-def test_what_was_reported_durable_survives_kill_9(tmp_path: Path) -> None:
+def test_a_record_reported_durable_survives_kill_9(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     for _ in range(3):
         with subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:

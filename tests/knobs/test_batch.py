@@ -41,7 +41,7 @@ def test_a_smaller_micro_batch_keeps_the_global_batch_however_the_knobs_count(
 
 
 @given(positive, positive, positive, positive)
-def test_another_world_keeps_the_product_or_says_that_none_does(micro: int, steps: int, world: int, left: int) -> None:
+def test_another_world_size_keeps_the_product_or_is_refused(micro: int, steps: int, world: int, left: int) -> None:
     old = Batch(micro, steps, world)
     new = for_world(old, left)
     if isinstance(new, str):
@@ -68,7 +68,7 @@ def test_another_world_keeps_the_product_or_says_that_none_does(micro: int, step
         (size("8", "global"), accum("", "derived"), 2, "nothing sets the micro-batch"),
     ],
 )
-def test_what_is_not_known_is_named(given_size: Knob, given_accum: Knob, world: int, words: str) -> None:
+def test_an_unknown_global_batch_names_the_missing_part(given_size: Knob, given_accum: Knob, world: int, words: str) -> None:
     assert words in str(read(given_size, given_accum, world))
 
 
@@ -78,7 +78,7 @@ def test_a_derived_accumulation_is_not_written() -> None:
     assert [c.knob for c in changes(new, size("8"), accum("", "derived"))] == ["batch_size"]
 
 
-def test_what_is_known_not_to_fit_is_passed_over() -> None:
+def test_the_smaller_micro_batch_skips_sizes_known_not_to_fit() -> None:
     assert smaller(Batch(12, 1, 2), 4) == Batch(4, 3, 2)
     assert smaller(Batch(12, 1, 2), 5) == Batch(4, 3, 2)
     assert smaller(Batch(7, 1, 2), 6) == Batch(1, 7, 2)

@@ -76,7 +76,7 @@ def test_a_switch_is_written_without_a_value() -> None:
     assert write(["--ckpt=False"], Flag(("--ckpt",)), "True") == ["--ckpt=True"]
 
 
-def test_what_may_be_an_abbreviation_is_reported() -> None:
+def test_a_possible_abbreviation_is_reported() -> None:
     assert abbreviated(["--x", "--batch=3"], BATCH) == "--batch"
     assert abbreviated(["--batch-size", "3", "-b"], BATCH) is None
     assert abbreviated(["--", "--batch"], BATCH) is None

@@ -116,7 +116,7 @@ def test_a_member_alone_can_be_taken_out() -> None:
         ('{"d": {"bs": 8, "x": 1}, "d": {"bs": 6}}', "d.bs", {"d": {"bs": 3}}),
     ],
 )
-def test_of_a_key_that_stands_twice_in_json_the_one_that_counts_is_written(text: str, key: str, after: dict[str, object]) -> None:
+def test_the_effective_one_of_a_repeated_json_key_is_written(text: str, key: str, after: dict[str, object]) -> None:
     assert value_at(text, "json", key) == "6"
     assert json.loads(with_key(text, "json", key, "3")) == after
 
@@ -129,7 +129,7 @@ def test_yaml_with_a_key_that_stands_twice_is_refused(text: str) -> None:
         with_key(text, "yaml", "bs", "3")
 
 
-def test_one_that_a_key_hid_goes_with_it() -> None:
+def test_a_key_is_removed_with_its_hidden_duplicate() -> None:
     assert json.loads(with_keys('{"a": 1, "b": 2, "a": 3}', "json", {"a": None})) == {"b": 2}
 
 
@@ -153,7 +153,7 @@ def test_toml_keeps_its_comments() -> None:
         ("a = 1", "toml", "a.b", "no keys"),
     ],
 )
-def test_what_cannot_be_edited_says_why(text: str, form: str, key: str, cause: str) -> None:
+def test_a_file_that_cannot_be_edited_names_the_cause(text: str, form: str, key: str, cause: str) -> None:
     with pytest.raises(EditError, match=cause):
         value_at(text, form, key)
     with pytest.raises(EditError, match=cause):

@@ -66,7 +66,7 @@ def test_a_knob_is_declared(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_cannot_be_meant_says_why(text: str) -> None:
+def test_an_impossible_declaration_names_the_cause(text: str) -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011  the text is compared below
         parse(text)
     assert WRONG[text] in str(error.value)

@@ -31,7 +31,7 @@ def digests(place: Path) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(place.rglob("*")) if path.is_file()}
 
 
-def test_without_a_knob_the_command_stays_as_it_is(tmp_path: Path) -> None:
+def test_without_a_knob_the_command_is_unchanged(tmp_path: Path) -> None:
     job_knobs = find(tmp_path, "python train.py --bs 8")
     assert (job_knobs.knobs, job_knobs.unavailable, opening_lines(job_knobs, (), {})) == ((), (), [])
     after = job_knobs.apply(["python", "train.py", "--bs", "8"], (), tmp_path / "attempt")
@@ -246,7 +246,7 @@ def test_each_mistake_has_its_own_remedy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["./conf/a.json", "{0}/conf/a.json", "--config={0}/conf/../conf/a.json", "conf/../conf/a.json"])
-def test_a_file_is_the_one_that_the_command_names_however_it_is_written(tmp_path: Path, word: str) -> None:
+def test_a_declared_file_is_that_of_the_command_in_any_spelling(tmp_path: Path, word: str) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "a.json").write_text('{"bs": 8}')
     command = ["python", "train.py", word.format(tmp_path)]
@@ -261,7 +261,7 @@ def test_a_number_is_shown_without_its_zeros(tmp_path: Path) -> None:
     assert job_knobs.apply(["python", "train.py", "--bs", "012"], (), tmp_path).environment == {"SUPERVISE_JOB_BATCH_SIZE": "12"}
 
 
-def test_a_group_of_flags_is_no_abbreviation_of_one_in_it(tmp_path: Path) -> None:
+def test_a_group_of_flags_is_no_abbreviation_of_its_member(tmp_path: Path) -> None:
     assert values_of(find(tmp_path, "python train.py --data X --data.bs 8", "batch_size=--data.bs")) == {"batch_size": "8"}
 
 
@@ -357,7 +357,7 @@ def test_the_line_at_start_says_what_batch_drift_permits_without_an_accumulation
     assert opening_lines(both, (), {}) == ["on CUDA OOM: --bs 8→4, --acc 1→2; --no-batch-change forbids it"]
 
 
-def test_a_run_that_goes_on_says_with_what_and_what_would_be_next(tmp_path: Path) -> None:
+def test_a_continued_run_reports_its_values_and_the_next_change(tmp_path: Path) -> None:
     job_knobs = find(tmp_path, "python train.py --bs 8", "batch_size=--bs", "grad_accum:1=--acc", "cpu_offload=--off", "num_workers:2=--w")
     changed = (("batch_size", "4"), ("grad_accum", "2"), ("cpu_offload", "on"), ("env:PYTORCH_CUDA_ALLOC_CONF", "a:1"))
     assert opening_lines(job_knobs, (), {}, changed) == [

@@ -73,7 +73,7 @@ NOTHING = ScriptText()
         ),
     ],
 )
-def test_what_is_named_is_what_stands_there(command: str, text: ScriptText, named: dict[str, str]) -> None:
+def test_likely_options_are_those_of_the_command_and_the_script(command: str, text: ScriptText, named: dict[str, str]) -> None:
     options = dict(likely.options(command.split(), text, ()))
     assert options == named
     for name, option in options.items() - {(RESUME, options.get(RESUME))}:
@@ -91,7 +91,7 @@ def test_each_knob_has_its_flags_once() -> None:
     assert len(flags) == len(set(flags))
 
 
-def test_what_the_command_shows_enables_nothing_by_itself(tmp_path: Path) -> None:
+def test_a_likely_option_of_the_command_enables_nothing_by_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text('parser.add_argument("--accum", type=int, default=1)\n')
     job_knobs = find(tmp_path, "torchrun train.py --batch-size 32")
     assert not job_knobs.knobs

@@ -61,11 +61,11 @@ def declared(there: Path, command: str, number: int) -> Replica:
 
 
 @pytest.mark.parametrize(("command", "size"), GIVEN)
-def test_it_is_the_product_of_the_programs_factors(there: Path, command: str, size: int) -> None:
+def test_the_replica_size_is_the_product_of_the_programs_factors(there: Path, command: str, size: int) -> None:
     assert find(there, command).replica.size == size
 
 
-def test_it_names_the_factors_that_are_more_than_1(there: Path) -> None:
+def test_the_replica_source_names_the_factors_above_1(there: Path) -> None:
     command = f"{MEGATRON} --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --context-parallel-size 1"
     assert find(there, command).replica.source == "--tensor-model-parallel-size 4 × --pipeline-model-parallel-size 2"  # noqa: RUF001
     assert find(there, GIVEN[5][0]).replica.source == (
@@ -85,7 +85,7 @@ def test_a_flag_alone_is_no_layout_and_a_program_that_is_not_to_be_recognised_ha
     assert find(there, "torchrun --nproc-per-node 24 megatron.py --tensor-model-parallel-size 4", program="none").replica == ONE_RANK
 
 
-def test_what_the_user_says_holds_for_any_command(there: Path) -> None:
+def test_the_users_model_parallel_size_holds_for_any_command(there: Path) -> None:
     assert declared(there, "python anything.py", 8) == Replica(8, "--model-parallel 8")
     assert (
         declared(there, "torchrun --nproc-per-node 24 megatron.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2", 8).size
@@ -143,7 +143,7 @@ def test_ranks_that_hold_no_whole_number_of_replicas_are_refused_before_the_star
         "bash run.sh --num_gpus 3",
     ],
 )
-def test_what_fits_or_is_not_known_is_no_refusal(there: Path, command: str) -> None:
+def test_a_fitting_or_unknown_size_is_not_refused(there: Path, command: str) -> None:
     assert declared(there, command, 4).size == 4
 
 

@@ -32,7 +32,7 @@ def there(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place
 
 
-def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_shows_enabled_and_disabled_parts_on_one_screen(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(there.iterdir())
     assert main.main(["plan", "--set", "restart.max_attempts=7", "--", *HF]) == 0
     text = capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_it_says_what_is_enabled_and_what_is_not_on_one_screen(there: Path, caps
 
 
 @pytest.mark.usefixtures("there")
-def test_one_cause_is_followed_to_its_stop(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_cause_is_planned_through_to_its_stop(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--cause", "cuda_oom", "--", *HF]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "1. restart: --per_device_train_batch_size 32 → 16; --gradient_accumulation_steps 1 → 2" in text
@@ -71,7 +71,7 @@ def test_the_pages_fit_the_terminal(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= width
 
 
-def test_what_the_rules_find_in_the_script_stands_first(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_findings_of_the_rules_in_the_script_stand_first(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = "if dist.get_rank() == 0:\n    dist.barrier()\n"
     (there / "wrong.py").write_text("import torch.distributed as dist\n" + alone * 6)
     assert main.main(["plan", "--", "torchrun", "wrong.py"]) == 0
@@ -83,7 +83,7 @@ def test_what_the_rules_find_in_the_script_stands_first(there: Path, capsys: pyt
     assert len(json.loads(capsys.readouterr().out)["in_your_script"]) == 6
 
 
-def test_a_script_that_is_no_python_is_said_with_its_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script_that_is_no_python_is_reported_with_its_line(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (there / "broken.py").write_text("import torch\nif x\n    y = 1\n")
     for launcher in (["torchrun"], [sys.executable], [sys.executable, "-m", "torch.distributed.run"]):
         assert main.main(["plan", "--", *launcher, "broken.py"]) == 0
@@ -92,7 +92,7 @@ def test_a_script_that_is_no_python_is_said_with_its_line(there: Path, capsys: p
 
 
 @pytest.mark.usefixtures("there")
-def test_as_data_it_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_as_json_holds_the_same_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", "--json", "--cause", "nan_loss", "--", *HF]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["programs"] == ["HF Trainer"]
@@ -122,7 +122,7 @@ def test_the_options_of_a_run_stand_before_or_behind_the_word(capsys: pytest.Cap
     ],
     ids=["no command", "no such cause", "a wrong knob"],
 )
-def test_what_it_cannot_show_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
+def test_an_unusable_argument_of_plan_is_a_usage_error(capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
     assert main.main(arguments) == 64
     assert text in capsys.readouterr().err
 
@@ -135,7 +135,7 @@ def test_every_ladder_ends(cause: Cause) -> None:
     assert all(step.reason and step.strategy in LADDER_STEPS for step in steps)
 
 
-def test_what_a_ladder_step_wants_are_knobs() -> None:
+def test_the_wants_of_a_ladder_step_are_knobs() -> None:
     wants = [want for step in LADDER_STEPS.values() for want in step.wants]
     assert wants
     assert set(wants) <= set(NAMES)
@@ -300,7 +300,9 @@ def test_the_plan_of_a_command_with_model_parallelism_is_printed_as_it_is_kept(
         (16, 2, "which other nodes share: each needs all of its ranks"),
     ],
 )
-def test_what_follows_when_a_gpu_fails_is_said_by_replicas(capsys: pytest.CaptureFixture[str], size: int, nodes: int, follows: str) -> None:
+def test_the_effect_of_a_failed_gpu_is_described_by_replicas(
+    capsys: pytest.CaptureFixture[str], size: int, nodes: int, follows: str
+) -> None:
     torchrun = ["torchrun", "--nproc-per-node=8", f"--nnodes={nodes}", "train.py"]
     assert main.main(["--min-gpus=1", "--allow-batch-drift", f"--model-parallel={size}", "plan", "--json", "--", *torchrun]) == 0
     replica = json.loads(capsys.readouterr().out)["replica"]

@@ -53,7 +53,7 @@ def test_each_part_shows_its_own_change_and_no_other(command: list[str], place: 
     assert changed() == {"script", "packages"}
 
 
-def test_what_cannot_be_read_is_left_out_and_not_another(place: Path) -> None:
+def test_an_unreadable_file_is_left_out_of_the_identity(place: Path) -> None:
     before = of(COMMANDS[0], place)
     (place / "train.py").rename(place / "away.py")
     assert of(COMMANDS[0], place) == {name: before[name] for name in ("command", "packages")}

@@ -129,7 +129,7 @@ def test_flags_of_the_same_name_identify_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize(("program", "command", "values"), AVAILABLE, ids=[row[1] for row in AVAILABLE])
-def test_what_the_command_or_a_known_default_says_is_available(place: Path, program: str, command: str, values: dict[str, str]) -> None:
+def test_a_value_of_the_command_or_a_known_default_is_available(place: Path, program: str, command: str, values: dict[str, str]) -> None:
     job_knobs = find(place, command)
     assert job_knobs.programs == (program,)
     assert values_of(job_knobs) == values
@@ -172,7 +172,7 @@ UNAVAILABLE = [
 
 
 @pytest.mark.parametrize(("program", "command", "text", "why"), UNAVAILABLE, ids=[f"{row[0]}: {row[3]}" for row in UNAVAILABLE])
-def test_what_is_not_certain_is_not_available_and_says_why(tmp_path: Path, program: str, command: str, text: str, why: str) -> None:
+def test_an_uncertain_value_is_unavailable_with_its_reason(tmp_path: Path, program: str, command: str, text: str, why: str) -> None:
     (tmp_path / "a.py").write_text(text)
     job_knobs = find(tmp_path, command)
     assert job_knobs.programs == (program,)
@@ -206,7 +206,7 @@ def test_hf_arguments_in_one_file_are_changed_there(place: Path) -> None:
     assert Path(after.argv[2]).read_text() == '{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}'
 
 
-def test_what_the_user_declared_comes_before_the_programs_row(place: Path) -> None:
+def test_a_knob_declared_by_the_user_comes_before_the_programs_row(place: Path) -> None:
     job_knobs = find(place, "python hf_trainer.py --mine 4", "batch_size=--mine")
     assert [(knob.by, knob.value) for knob in job_knobs.knobs if knob.name == "batch_size"] == [("declared", "4")]
     assert values_of(job_knobs)["grad_accum"] == "1"
@@ -226,7 +226,7 @@ def test_a_script_is_parsed_and_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_what_is_no_script_says_nothing(tmp_path: Path) -> None:
+def test_a_path_that_is_no_script_has_no_text(tmp_path: Path) -> None:
     assert read_script(tmp_path) == read_script(tmp_path / "absent") == ScriptText()
 
 
@@ -241,7 +241,7 @@ def test_a_pipe_is_left_to_the_script(tmp_path: Path) -> None:
     os.close(reader)
 
 
-def test_every_row_says_where_it_is_from_and_what_its_numbers_count() -> None:
+def test_every_row_has_its_source_and_the_unit_of_its_numbers() -> None:
     for program in programs():
         assert program.source
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", program.checked)

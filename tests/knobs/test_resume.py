@@ -71,7 +71,7 @@ def test_each_program_that_resumes_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("name", AVAILABLE)
-def test_a_program_whose_text_shows_it_resumes_by_its_own_option_once_a_rank_is_seen_to_run_it(tmp_path: Path, name: str) -> None:
+def test_a_program_resumes_by_its_own_option_once_a_rank_is_seen_to_run_it(tmp_path: Path, name: str) -> None:
     script, arguments, args, gets = AVAILABLE[name]
     ways, settings = ways_of(tmp_path, script, arguments)
     (way,) = ways.resume
@@ -82,7 +82,7 @@ def test_a_program_whose_text_shows_it_resumes_by_its_own_option_once_a_rank_is_
 
 
 @pytest.mark.parametrize("name", UNAVAILABLE)
-def test_nothing_is_added_where_the_text_or_the_command_leave_a_doubt(tmp_path: Path, name: str) -> None:
+def test_no_resume_option_is_added_in_doubt(tmp_path: Path, name: str) -> None:
     script, arguments, why = UNAVAILABLE[name]
     (tmp_path / "args.json").write_text("{}")
     (tmp_path / "c.yaml").write_text("ckpt_path: old.ckpt\n")
@@ -115,7 +115,7 @@ def test_of_a_script_that_resumes_itself_no_handover_is_claimed(tmp_path: Path) 
     ],
     ids=lambda row: next(iter(row)),
 )
-def test_what_the_user_declares_comes_before_what_is_recognised(tmp_path: Path, declared: dict[str, str | bool]) -> None:
+def test_a_declared_way_to_resume_comes_before_a_recognised_one(tmp_path: Path, declared: dict[str, str | bool]) -> None:
     ways, _ = ways_of(tmp_path, NANOGPT_RESUMES, "", **declared)
     assert [way.knob.by for way in ways.resume] == ([] if "job__resumes_itself" in declared else ["declared"])
     assert not [row for row in ways.unavailable if row.knob == "resume"]

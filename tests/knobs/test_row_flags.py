@@ -73,7 +73,7 @@ def changed(place: Path, command: str, sets: dict[str, object], script: str = PA
         ("bash run.sh --lr 1", {"--lr": 0.1}, "bash run.sh --lr 0.1"),
     ],
 )
-def test_a_flag_is_written_as_the_command_has_it(tmp_path: Path, command: str, sets: dict[str, object], becomes: str) -> None:
+def test_a_flag_is_written_in_the_form_of_the_command(tmp_path: Path, command: str, sets: dict[str, object], becomes: str) -> None:
     assert changed(tmp_path, command, sets) == becomes
 
 
@@ -106,7 +106,7 @@ def test_a_word_of_hydras_is_written_beside_the_others(tmp_path: Path, command: 
         ("python train.py --a 1", {"--a": 1, "--a=": 2}, "it is the place of --a", "Write --a in the row"),
     ],
 )
-def test_what_cannot_be_set_in_this_command_is_refused_with_its_row(
+def test_an_impossible_flag_in_a_row_is_refused_with_the_rows_line(
     tmp_path: Path, command: str, sets: dict[str, object], why: str, remedy: str
 ) -> None:
     with pytest.raises(SuperviseError) as refused:

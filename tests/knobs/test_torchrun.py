@@ -166,7 +166,7 @@ def test_stock_torchrun_never_restarts_by_itself(args: str, stock: str) -> None:
         ("--nproc-per-node 2", ""),
     ],
 )
-def test_the_scripts_own_arguments_stand_behind_it(args: str, behind: str) -> None:
+def test_the_scripts_own_arguments_stand_behind_the_script(args: str, behind: str) -> None:
     command = recognise([sys.executable, "-m", "torch.distributed.run", *args.split()])
     assert command is not None
     assert list(script_arguments(command)) == behind.split()

@@ -42,7 +42,7 @@ def test_an_agent_that_does_not_read_holds_nobody_up_and_gets_all_in_order_later
     assert lost.empty()
 
 
-def test_what_is_not_sent_when_the_link_ends_is_reported(pair: Pair) -> None:
+def test_a_message_unsent_at_the_end_of_the_link_is_reported(pair: Pair) -> None:
     link, _agent, lost = pair
     link.send(LONG, lost.put)
     link.close()

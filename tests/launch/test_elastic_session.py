@@ -228,7 +228,7 @@ def test_a_job_that_is_done_is_done_whichever_is_heard_first_its_words_or_its_ex
     assert stage.posted(LauncherExited) == []
 
 
-def test_what_the_agent_said_of_a_ranks_death_comes_before_the_agents_own(stage: Stage) -> None:
+def test_the_agents_report_of_a_ranks_death_comes_before_the_agents_own(stage: Stage) -> None:
     stage.agent_exits(1)
     stage.says(STARTED, DIED)
     stage.hangs_up()
@@ -236,7 +236,7 @@ def test_what_the_agent_said_of_a_ranks_death_comes_before_the_agents_own(stage:
     assert [type(event) for event in stage.events[-2:]] == [RankExited, LauncherExited]
 
 
-def test_an_agents_end_is_told_though_something_holds_its_link_open(stage: Stage) -> None:
+def test_an_agents_end_is_reported_though_a_process_holds_its_link_open(stage: Stage) -> None:
     stage.says({"ev": "finished", "attempt": 1})
     stage.take(1)
     stage.agent_exits(0)
@@ -278,7 +278,7 @@ def test_an_agent_that_ends_before_its_first_word_is_no_fault_of_the_jobs(stage:
     assert stage.posted(LauncherExited) == []
 
 
-def test_one_that_is_killed_before_its_first_word_or_ends_after_another_has_spoken_is_started_again(stage: Stage) -> None:
+def test_an_agent_that_dies_without_a_word_is_started_again(stage: Stage) -> None:
     stage.hangs_up()
     stage.take(1)
     stage.from_guardian(**{**EXITED, "signal": 9})
@@ -305,7 +305,7 @@ def test_torch_says_how_many_nodes_and_ranks_there_are_and_an_attempt_as_written
     assert "CUDA_VISIBLE_DEVICES" not in go.env  # the user's own stays
 
 
-def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) -> None:
+def test_the_changes_of_a_plan_go_to_the_agent_with_the_attempt(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
@@ -322,7 +322,7 @@ def test_what_a_plan_changes_goes_to_the_agent_with_the_attempt(stage: Stage) ->
     assert go.env["PYTHONPATH"] == "theirs"
 
 
-def test_a_failure_that_the_agent_may_not_know_of_is_told_to_it(stage: Stage) -> None:
+def test_a_failure_unknown_to_the_agent_is_sent_to_it(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
@@ -391,7 +391,7 @@ def test_nodes_meet_and_start_under_the_number_that_they_agreed_on(stage: Stage)
     assert stage.hears() == Complete(7)
 
 
-def test_the_last_order_says_whether_any_node_goes_on(stage: Stage) -> None:
+def test_the_last_order_tells_whether_any_node_continues(stage: Stage) -> None:
     stage.says(HELLO)
     stage.take(1)
     stage.hears()
@@ -415,7 +415,7 @@ HEADER = 'Traceback (most recent call last):\n  File "run.py", line 1, in main\n
         ("=====\n\n", "unknown"),
     ],
 )
-def test_a_traceback_is_told_by_its_exception_and_never_by_a_rule(traceback: str, text: str) -> None:
+def test_a_traceback_is_shown_by_its_exception_and_never_by_a_rule(traceback: str, text: str) -> None:
     assert exception_line(traceback) == text
 
 

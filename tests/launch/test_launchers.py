@@ -134,7 +134,7 @@ def test_accelerates_kinds_of_training(tmp_path: Path, change: tuple[str, str], 
 
 
 @pytest.mark.parametrize("text", ["gpu_ids: [0, 1]\ndistributed_type: MULTI_GPU\n", "a: b: c\n", "\xff\xfe"])
-def test_a_configuration_that_cannot_be_read_is_said_and_nothing_is_compared(tmp_path: Path, text: str) -> None:
+def test_an_unreadable_configuration_is_reported_and_not_compared(tmp_path: Path, text: str) -> None:
     (tmp_path / "my.yaml").write_bytes(text.encode("latin-1"))
     answer = planned_ranks(["accelerate", "launch", "--config_file=my.yaml", "t.py"], {}, tmp_path)
     assert answer.ranks == 0

@@ -129,7 +129,7 @@ def test_an_address_that_can_never_be_one_is_refused_before_the_start(address: s
         ("bash run.sh", {"MASTER_ADDR": " n7", "MASTER_PORT": "29500", "RANK": "0"}),  # a shell takes the blank away
     ],
 )
-def test_what_may_be_right_is_not_refused(command: str, environ: dict[str, str]) -> None:
+def test_a_rendezvous_that_may_be_correct_is_not_refused(command: str, environ: dict[str, str]) -> None:
     require_usable(command.split(), environ)
 
 

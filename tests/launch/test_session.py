@@ -19,7 +19,7 @@ def ending() -> AttemptEnding:
     return AttemptEnding(context)
 
 
-def test_a_core_dump_is_told_with_its_rank_and_time(ending: AttemptEnding) -> None:
+def test_a_core_dump_is_reported_with_its_rank_and_time(ending: AttemptEnding) -> None:
     ending.rank_died(RankExit(3, 77, at_ns=5 * 10**9, signal=11, core_dumped=True))
     assert ending.facts == [Evidence("exit", "core", "it dumped core", rank=3, t=1005.0)]
 
@@ -33,7 +33,7 @@ def at(ending: AttemptEnding, t: float) -> None:
     ending.context.loop.clock = SimpleNamespace(now=lambda: t)  # type: ignore[misc]  a fake edge: the clock
 
 
-def test_one_ladder_what_the_ranks_left_behind_has_no_second_grace(ending: AttemptEnding) -> None:
+def test_processes_left_by_the_ranks_have_no_second_grace(ending: AttemptEnding) -> None:
     at(ending, 100.0)
     assert ending.left_grace_s(5.0) == 5.0, "no rank was ended"
     ending.ranks_asked_to_end(5.0)

@@ -42,7 +42,7 @@ def test_a_list_of_nodes_is_read(text: str, names: str) -> None:
 
 
 @pytest.mark.process
-def test_it_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
+def test_a_host_list_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     if shutil.which("scontrol") is None:
         pytest.skip("needs apt-get install slurm-client: scontrol")
     conf = tmp_path / "slurm.conf"
@@ -72,7 +72,7 @@ MEET = "rdzv-backend=c10d rdzv-endpoint=gpu08:27100 rdzv-id=7100"
         ("--node-rank=1 --rdzv-endpoint=gpu08:1", "nnodes=2"),
     ],
 )
-def test_what_the_user_leaves_out_is_completed(options: str, completed: str) -> None:
+def test_options_that_the_user_leaves_out_are_completed(options: str, completed: str) -> None:
     start = slurm.at_start([*RUN, *options.split(), "train.py", "--nnodes=7"], STEP)
     pairs = (word.split("=") for word in completed.split())
     assert start.variables == {f"PET_{name.upper().replace('-', '_')}": value for name, value in pairs}
@@ -102,7 +102,7 @@ def test_torchruns_own_variables_are_the_users_word_too() -> None:
     ],
     ids=["elsewhere", "one-node", "plain", "all-given"],
 )
-def test_nothing_is_completed_where_nothing_is_missing(command: tuple[str, ...], environ: dict[str, str]) -> None:
+def test_complete_options_are_left_alone(command: tuple[str, ...], environ: dict[str, str]) -> None:
     assert slurm.at_start(command, environ) == slurm.SlurmStart({})
 
 

@@ -33,7 +33,7 @@ def script(*lines: str, then: str = "srun supervise -- torchrun train.py") -> st
         ("", None),
     ],
 )
-def test_what_a_batch_script_asks_for_is_read_as_sbatch_reads_it(text: str, option: str | None) -> None:
+def test_the_notice_of_a_batch_script_is_read_as_by_sbatch(text: str, option: str | None) -> None:
     notice_request = slurm_batch.notice_request(text)
     assert (None if notice_request is None else notice_request.option) == option
 
@@ -54,7 +54,7 @@ def test_what_a_batch_script_asks_for_is_read_as_sbatch_reads_it(text: str, opti
         (BATCH, script(then="exec supervise x"), "info", "write `#SBATCH --signal=B:USR1@120`"),
     ],
 )
-def test_whether_a_notice_will_come_is_told_with_what_to_write(environ: dict[str, str], text: str, level: str, words: str) -> None:
+def test_the_report_on_a_notice_names_the_option_to_write(environ: dict[str, str], text: str, level: str, words: str) -> None:
     ((given_level, line),) = slurm_batch.of_notice(environ, text)
     assert (given_level, words in line) == (level, True), line
 
@@ -79,7 +79,7 @@ ASKS = f"{sys.executable} -c 'from supervisor.launch.slurm_batch import deaf_she
     ],
     ids=["shell", "exec", "hands-on", "term", "two-shells"],
 )
-def test_a_shell_between_slurm_and_supervise_is_told_of_where_it_hands_nothing_on(text: str, is_deaf: bool) -> None:  # noqa: FBT001  a parameter
+def test_a_shell_that_hands_no_signal_on_is_reported(text: str, is_deaf: bool) -> None:  # noqa: FBT001  a parameter
     environ = {**os.environ, "INNER": ASKS, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(  # noqa: S603
         ["/bin/bash", "-c", f"export SLURM_TASK_PID=$$; {text}"], env=environ, capture_output=True, text=True, timeout=120, check=True
@@ -87,7 +87,7 @@ def test_a_shell_between_slurm_and_supervise_is_told_of_where_it_hands_nothing_o
     assert ("which is a shell (bash), and not this supervise below it" in done.stdout) == is_deaf, done
 
 
-def test_a_parent_of_another_kind_is_taken_for_one_that_hands_signals_on() -> None:
+def test_a_parent_of_another_kind_counts_as_one_that_hands_signals_on() -> None:
     assert slurm_batch.deaf_shell({"SLURM_TASK_PID": str(os.getpid())}) == ""
     assert slurm_batch.deaf_shell({"SLURM_TASK_PID": "x"}) == ""
     assert slurm_batch.deaf_shell({}) == ""
@@ -109,7 +109,7 @@ def test_a_parent_of_another_kind_is_taken_for_one_that_hands_signals_on() -> No
         (STEP, "bert", "/project/run-3/.supervise", "JobId=1", ""),
     ],
 )
-def test_what_the_tasks_of_an_array_share_without_meaning_to_or_do_not_share_is_told(
+def test_a_wrong_sharing_between_the_tasks_of_an_array_is_reported(
     environ: dict[str, str], name: str, root: str, record: str, words: str
 ) -> None:
     lines = [text for _, text in slurm_batch.of_array(environ, name, Path(root), record)]
@@ -117,7 +117,7 @@ def test_what_the_tasks_of_an_array_share_without_meaning_to_or_do_not_share_is_
     assert bool(lines) == bool(words)
 
 
-def test_one_node_of_a_job_asks() -> None:
+def test_only_the_first_node_of_a_job_asks_slurm() -> None:
     assert slurm_batch.is_first(BATCH)
     assert slurm_batch.is_first(STEP)
     assert not slurm_batch.is_first({**STEP, "SLURM_NODEID": "1"})
@@ -155,7 +155,7 @@ def test_the_controller_is_asked_for_the_task_of_an_array_and_for_its_script(sco
 
 
 @pytest.mark.process
-def test_of_a_job_without_a_limit_nothing_is_told(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_without_a_limit_gets_no_report(scontrol: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIMIT", "UNLIMITED")
     assert list(slurm_batch.reports(STEP, "slurm-7100", scontrol)) == []
 

@@ -45,7 +45,7 @@ def test_the_torch_beside_us_warns_of_no_variable_of_a_traced_attempt(tmp_path: 
 
 
 @pytest.mark.parametrize("size", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_what_the_user_set_stays_and_a_log_that_they_look_at_is_not_moved(size: str) -> None:
+def test_a_variable_of_the_user_stays_and_a_log_in_use_is_not_moved(size: str) -> None:
     theirs = {"NCCL_DEBUG": "WARN", "TORCH_DISTRIBUTED_DEBUG": "OFF", size: "50"}
     values = variables(theirs, "/state/attempts/0002")
     assert not {

@@ -97,7 +97,7 @@ ILL: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize("ill", ILL, ids=range(len(ILL)))
-def test_what_was_so_when_the_attempt_began_is_no_evidence_of_its_end(ill: dict[str, Any]) -> None:
+def test_a_fault_older_than_the_attempt_is_no_evidence_of_its_end(ill: dict[str, Any]) -> None:
     assert list(gpu_changes.changed(node(150.0, **ill), node(**ill), {})) == []
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_that_is_well_and_one_of_which_nothing_is_known_are_no_evidence() 
 
 @pytest.mark.parametrize(("code", "facts"), [(999, ["lost"]), (16, ["reset_required"]), (4, [])])
 @pytest.mark.parametrize("count", [2, 3], ids=["all named", "hung behind it"])
-def test_a_gpu_that_cannot_be_named_any_more_differs_from_one_that_may_not_be_looked_at(code: int, facts: list[str], count: int) -> None:
+def test_a_lost_gpu_differs_from_one_without_permission(code: int, facts: list[str], count: int) -> None:
     unnamed = [
         Reading("nvml", "gpu:#1", "gpu.identity", {"index": 1, "pci": ""}),
         Reading("nvml", "gpu:#1", "gpu.errors", [{"code": code, "call": "nvmlDeviceGetHandleByIndex"}]),

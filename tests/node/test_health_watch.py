@@ -99,7 +99,7 @@ def test_a_number_format_needs_a_compute_capability(capabilities: list[tuple[int
 
 
 @pytest.mark.process
-def test_memory_of_a_gpu_is_judged_only_while_no_rank_of_ours_holds_it(
+def test_a_gpus_memory_is_judged_only_while_no_rank_of_ours_holds_it(
     fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_driver_that_hung_at_the_first_look_is_judged_by_what_moved_since_it_a
 
 @pytest.mark.process
 @pytest.mark.usefixtures("often")
-def test_sampling_goes_on_after_a_sample_for_which_nothing_could_be_opened(
+def test_sampling_continues_after_a_failed_sample(
     fake_nvml: FakeNvml,
     watch: Callable[..., HealthWatch],
     monkeypatch: pytest.MonkeyPatch,
@@ -212,7 +212,7 @@ def test_each_event_is_news_of_its_own_and_a_state_is_news_once(watch: Callable[
     assert [change.result for change in changes([dataclasses.replace(hot, result=Result.OK)])] == ["ok"]
 
 
-def test_what_is_too_much_for_once_is_reported_the_next_time(watch: Callable[..., HealthWatch]) -> None:
+def test_findings_beyond_the_limit_are_reported_the_next_time(watch: Callable[..., HealthWatch]) -> None:
     changes = watch()._changes  # noqa: SLF001  likewise
     many = [CheckResult("gpu_temperature", f"gpu:GPU-{n}", Result.DEGRADED, "hot") for n in range(50)]
     assert [len(changes(many)) for _ in range(3)] == [40, 10, 0]
@@ -227,13 +227,13 @@ def test_an_event_of_an_earlier_attempt_is_news_again_in_the_next(watch: Callabl
     assert len(looks._changes([xid])) == 1  # noqa: SLF001  likewise
 
 
-def test_where_it_is_off_nothing_is_looked_at(watch: Callable[..., HealthWatch]) -> None:
+def test_a_disabled_watch_looks_at_nothing(watch: Callable[..., HealthWatch]) -> None:
     off = watch(enabled=False)
     assert not off.enabled
     assert off.after({}) == ()
 
 
-def test_the_library_is_found_where_the_job_would_find_it(tmp_path: Path) -> None:
+def test_the_nvml_library_is_found_on_the_library_path_of_the_job(tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").touch()
     assert has_gpus({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}"})
 
@@ -328,7 +328,7 @@ def test_a_gpu_is_back_in_use_only_where_it_was_reset_and_all_is_known_to_be_wel
     assert is_well_again(entry, now, boot) is well
 
 
-def test_the_ledger_keeps_what_shows_a_reset_and_reads_rows_without_it(tmp_path: Path) -> None:
+def test_the_ledger_keeps_the_signs_of_a_reset_and_reads_rows_without_them(tmp_path: Path) -> None:
     ledger = GpuQuarantine(tmp_path, "node")
     ledger.quarantine(HELD)
     assert ledger.held(101.0) == (HELD,)

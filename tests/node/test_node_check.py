@@ -137,7 +137,7 @@ def test_a_check_without_a_verdict_holds_nothing_back(start: Callable[..., Nodes
     assert all(any(line in text for text in lines) for lines in nodes.lines)
 
 
-def test_it_ends_with_the_attempt_that_it_was_to_precede(start: Callable[..., Nodes], tmp_path: Path) -> None:
+def test_the_node_check_ends_with_the_attempt_that_it_precedes(start: Callable[..., Nodes], tmp_path: Path) -> None:
     nodes = start("hangs")
 
     def stop() -> None:

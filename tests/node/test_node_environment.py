@@ -87,7 +87,7 @@ def test_nodes_that_are_alike_say_nothing() -> None:
     ],
     ids=["variable", "torch", "code of one alone", "script of one alone", "interface", "log level"],
 )  # fmt: skip
-def test_what_matters_is_a_warning_that_names_the_nodes_and_their_values(other: dict[str, object], words: str) -> None:
+def test_an_important_difference_of_nodes_is_a_warning_with_names_and_values(other: dict[str, object], words: str) -> None:
     cannot_work, warned = compared(SAME, SAME, other)
     assert not cannot_work
     assert [words in line for line in warned] == ([True] if words else [])
@@ -101,7 +101,7 @@ def test_other_code_and_another_script_are_named() -> None:
     assert "sha256 111111111111 on n0; sha256 222222222222 on n1" in warned[1]
 
 
-def test_another_nccl_on_gpus_cannot_work_and_without_a_driver_it_may() -> None:
+def test_another_nccl_on_gpus_cannot_work_but_without_a_driver_it_may() -> None:
     old = {"torch": "2.9.0", "nccl": "2.21.5"}
     cannot_work, _ = compared(SAME, SAME | {"env.versions": {**old, "driver": "580.1"}})
     assert [text.partition(" (")[0] for text in cannot_work] == ["version of nccl differs: 2.21.5 on n1; 2.27.5 on n0"]

@@ -153,7 +153,7 @@ def test_two_ranks_on_one_gpu_may_be_meant(planned: PlannedRanks, environ: dict[
         ),
     ],
 )
-def test_what_may_be_meant_is_a_warning(planned: PlannedRanks, environ: dict[str, str], subject: str, line: str) -> None:
+def test_a_doubtful_choice_of_gpus_is_a_warning(planned: PlannedRanks, environ: dict[str, str], subject: str, line: str) -> None:
     ((blocks, about, written),) = outcomes(planned, node(4), **environ)
     assert (blocks, about) == (False, subject)
     assert written.startswith(line)
@@ -218,7 +218,7 @@ def test_cuda_shows_one_instance_of_mig(environ: dict[str, str]) -> None:
         ),
     ],
 )
-def test_where_all_fits_or_nothing_is_known_nothing_is_said(planned: PlannedRanks, readings: Readings, environ: dict[str, str]) -> None:
+def test_fitting_or_unknown_ranks_and_gpus_are_not_reported(planned: PlannedRanks, readings: Readings, environ: dict[str, str]) -> None:
     assert outcomes(planned, readings, **environ) == []
 
 
@@ -269,6 +269,6 @@ def test_ports_at_another_numa_node_than_the_gpu_are_named(wanted: str, line: st
     assert rank_places.findings(torchrun(4), {"NCCL_IB_HCA": "mlx5_0"}, alone, CPUS) == (), "there is none beside them"
 
 
-def test_a_configuration_that_cannot_be_read_is_said() -> None:
+def test_an_unreadable_configuration_is_reported() -> None:
     assert outcomes(PlannedRanks("accelerate", 0, problem="my.yaml cannot be read: no"), node(2)) == [(False, "configuration", "")]
     assert outcomes(PlannedRanks("accelerate", 0, problem="my.yaml cannot be read: no"), Readings()) == []

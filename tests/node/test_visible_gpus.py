@@ -126,7 +126,7 @@ while not (pathlib.Path(sys.argv[2]).exists() and pathlib.Path(sys.argv[2]).read
 
 
 @pytest.mark.process
-def test_whoever_ends_before_the_answer_leaves_no_nvidia_smi_behind(tmp_path: Path) -> None:
+def test_an_early_end_leaves_no_nvidia_smi_behind(tmp_path: Path) -> None:
     path = smi(tmp_path, f"sleep 60 & echo $! > {tmp_path}/pid; wait")
     subprocess.run([sys.executable, "-c", ENDS_FIRST, path, str(tmp_path / "pid")], timeout=120, check=True)  # noqa: S603  our own words
     pid = int((tmp_path / "pid").read_text())

@@ -144,7 +144,7 @@ def peak_kib(how: str) -> int:
 
 
 @pytest.mark.process
-def test_what_a_child_compiled_finds_what_we_would_and_nobody_waits_for_it() -> None:
+def test_a_scanner_compiled_by_a_child_finds_the_same_and_nobody_waits_for_it() -> None:
     here = fast((*CATALOGUE.anchors, *AWKWARD))
     block = b"\n".join(anchor.encode() for anchor in (*CATALOGUE.anchors, *AWKWARD))
     scanner = made_apart((*CATALOGUE.anchors, *AWKWARD))

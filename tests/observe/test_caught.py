@@ -46,7 +46,7 @@ def changes(verdict: FailureVerdict) -> bool:
     return is_sure(verdict.cause, verdict.confidence) and any(proves(fact, verdict.cause) for fact in verdict.because)
 
 
-def test_what_a_rank_caught_and_printed_changes_nothing() -> None:
+def test_an_error_that_a_rank_caught_and_printed_changes_nothing() -> None:
     for raised in (OOM, ECC):
         assert not changes(judged(HEAD + raised + "\n" + STEPS))
         assert not changes(judged(HEAD + raised + "\ndataset missing: /data/x\n", code=1))

@@ -21,7 +21,7 @@ def kept(name: str, text: str) -> str:
     return fact.text
 
 
-def test_what_is_short_is_kept_as_it_is() -> None:
+def test_a_short_exception_is_kept_unchanged() -> None:
     assert kept("exception", "ValueError: x") == "ValueError: x"
 
 
@@ -96,7 +96,7 @@ def test_the_program_that_a_command_ended_with_is_its_rank_and_has_its_phase(tmp
     }
 
 
-def test_what_a_helper_raised_long_before_the_end_or_one_of_several_is_of_no_rank(tmp_path: Path) -> None:
+def test_an_early_or_ambiguous_exception_of_a_helper_belongs_to_no_rank(tmp_path: Path) -> None:
     _raised(tmp_path, 71, ENDED.at_ns - FOLLOWS_NS - 1)
     assert _facts(tmp_path, ENDED) == {("exception", "ModuleNotFoundError: m", None)}
     _raised(tmp_path, 72, ENDED.at_ns - 2)
@@ -105,7 +105,7 @@ def test_what_a_helper_raised_long_before_the_end_or_one_of_several_is_of_no_ran
     assert {rank for _, _, rank in _facts(tmp_path)} == {None}
 
 
-def test_what_torch_recorded_of_an_exception_counts_where_the_rank_itself_wrote_nothing() -> None:
+def test_torchs_record_of_an_exception_counts_where_the_rank_wrote_none() -> None:
     evidence = Evidence("error_file", "exception", "ValueError: x", rank=0)
     torchs = [Evidence("error_file", "exception", f"ValueError: x, by torch, of {rank}", rank=rank) for rank in (0, 1)]
     exit_code = Evidence("launcher", "exit_code", "1")
@@ -143,7 +143,7 @@ def test_an_exception_that_was_raised_from_another_one_has_the_claims_of_that_on
     assert any("GPT2LMHeadModel" in fact.text for fact in verdict.because)
 
 
-def test_an_exception_that_no_signature_knows_is_the_one_that_it_was_raised_from() -> None:
+def test_an_exception_without_a_signature_is_replaced_by_its_cause() -> None:
     unknown = CHAINED.replace("operator torchvision::nms does not exist", "shard 7 is of another run")
     facts = rooted(_of(unknown), claims(_of(unknown), read))
     verdict = classify((*facts, Evidence("exit", "exit_code", "1", 0, 7.1)))

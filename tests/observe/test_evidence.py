@@ -72,7 +72,7 @@ def test_every_fact_that_means_a_cause_by_itself_is_reported_by_an_observer() ->
 
 
 @pytest.mark.bench
-def test_who_fails_and_who_does_not_answer_hold_up_nobody() -> None:
+def test_a_failing_or_silent_source_holds_up_no_other() -> None:
     never = threading.Event()
 
     def fails() -> Iterable[Evidence]:
@@ -95,7 +95,7 @@ def test_who_fails_and_who_does_not_answer_hold_up_nobody() -> None:
 # --- ends
 
 
-def test_those_that_we_ended_after_the_first_failure_failed_of_nothing() -> None:
+def test_ranks_that_we_ended_after_the_first_failure_did_not_fail() -> None:
     deaths = [death(2, 9.0, signum=9), death(0, 4.1, signum=15), death(1, 4.0, code=1), death(3, 4.2, signum=9), death(-1, 3.0, code=1)]
     evidence = collect.exits(deaths, CLOCK, 5.0)
     assert [(fact.rank, fact.name, fact.text, round(fact.t, 6)) for fact in evidence] == [
@@ -108,7 +108,7 @@ def test_those_that_we_ended_after_the_first_failure_failed_of_nothing() -> None
     assert (verdict.cause, verdict.rank) == (Cause.UNKNOWN, 1)  # and not that rank 0 was killed
 
 
-def test_those_that_we_ended_without_a_failure_failed_of_nothing() -> None:
+def test_ranks_that_we_ended_without_a_failure_did_not_fail() -> None:
     deaths = [death(0, 3.9, code=1), death(1, 4.2, signum=15), death(2, 9.3, signum=9)]
     evidence = collect.exits(deaths[1:], CLOCK, 5.0, stopped_t=1004.0)
     assert [(fact.rank, fact.name) for fact in evidence] == [(1, "ended_by_us"), (2, "ended_by_us")]
@@ -136,7 +136,7 @@ def test_lines_of_two_streams_of_a_rank_are_kept_apart() -> None:
     assert len({fact.line for fact in facts}) == 3
 
 
-def test_what_was_not_read_is_reported() -> None:
+def test_unread_output_is_reported() -> None:
     evidence = collect.logs([stream(1, "out", skipped=7), stream(2, "err", problem="Input/output error: rank-2.err")], launches=False)
     assert [(fact.source, fact.name, fact.rank) for fact in evidence] == [("observer", "skipped", 1), ("observer", "failed", 2)]
 
@@ -164,7 +164,7 @@ def test_last_words_that_no_disk_took_are_read_from_memory(known: Signatures) ->
 # --- worth
 
 
-def test_what_was_written_is_not_later_than_its_writers_death() -> None:
+def test_a_line_is_not_later_than_its_writers_death() -> None:
     (fact,) = reconciled([log("x", rank=1, t=1006.0)], [death(1, 5.5, code=1)], [], CLOCK)
     assert fact.t == 1005.5
 
@@ -191,14 +191,14 @@ def test_a_last_traceback_stands_however_its_process_came_to_its_end(how: dict[s
     assert reconciled(logged_evidence, deaths, [], CLOCK) == logged_evidence
 
 
-def test_who_was_killed_by_us_had_its_own_reasons() -> None:
+def test_a_rank_killed_by_us_keeps_its_own_reasons() -> None:
     logged_evidence = (log("exception", final=True),)
     deaths = [death(1, 2.0, code=1), death(0, 8.0, signum=9)]
     left = reconciled([*collect.exits(deaths, CLOCK, 5.0), *logged_evidence], deaths, [], CLOCK)
     assert [fact.name for fact in left] == ["exit_code", "ended_by_us", "exception"]
 
 
-def test_what_every_rank_trained_on_after_was_no_cause() -> None:
+def test_an_event_after_which_every_rank_trained_on_was_no_cause() -> None:
     xid = Evidence("kernel", "gpu_lost.xid", "NVRM: Xid", t=1005.0, claim=Claim(Cause.GPU_LOST, 0.95))
     facts = [xid, log("line", claim=OOM), log("exception", claim=OOM, final=True)]
     ends = [death(0, 60.0, code=1)]
@@ -318,7 +318,7 @@ def test_an_exception_is_judged_by_the_frames_that_it_came_through(known: Signat
 
 
 @pytest.mark.parametrize(("pid", "cause"), [(100, Cause.USER_CODE), (999, Cause.KILLED_UNKNOWN)], ids=["its own", "a shell's"])
-def test_an_exit_code_of_137_is_a_signal_only_where_a_shell_says_it(pid: int, cause: Cause) -> None:
+def test_an_exit_code_of_137_is_a_signal_only_from_a_shell(pid: int, cause: Cause) -> None:
     exits = (Evidence("exit", "exit_code", "137", rank=0, t=1007.0),)
     facts = reconciled(exits, (death(0, 7.0, code=137),), (replace(beat(0, None), pid=pid),), CLOCK)
     assert classify(facts).cause is cause

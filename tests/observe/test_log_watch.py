@@ -78,7 +78,7 @@ def test_a_file_system_whose_clock_is_wrong_does_not_move_what_is_read_into_anot
     assert all(began - 1 <= fact.t <= time.time() for fact in stream.evidence if fact.claim)
 
 
-def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: Path) -> None:
+def test_no_line_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: Path) -> None:
     appender = Appender(lambda: None)
     log = LogFile(str(tmp_path / "0001" / "rank-3.err"), 64 * 1024)
     filler = b"".join(b"step %d of the epoch\n" % step for step in range(1000))
@@ -100,7 +100,7 @@ def test_nothing_is_lost_where_the_guardian_rotates(watch: LogWatch, tmp_path: P
     appender.close(log)
 
 
-def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, known: Signatures) -> None:
+def test_lines_rotated_away_between_two_looks_are_reported(tmp_path: Path, known: Signatures) -> None:
     appender = Appender(lambda: None)
     log = LogFile(str(tmp_path / "rank-3.err"), 64 * 1024)
 
@@ -131,7 +131,7 @@ def test_what_was_rotated_away_between_two_looks_is_reported(tmp_path: Path, kno
     appender.close(log)
 
 
-def test_a_flood_is_sampled_and_what_was_left_out_is_counted(watch: LogWatch, tmp_path: Path) -> None:
+def test_a_flood_is_sampled_and_its_omitted_bytes_are_counted(watch: LogWatch, tmp_path: Path) -> None:
     directory = tmp_path / "0001"
     half = b"step 1 loss 0.5\n" * (2 << 20)
     (tmp_path / "flood").write_bytes(TRACEBACK.format(mib=1).encode() + half + TRACEBACK.format(mib=2).encode() + half)
@@ -145,9 +145,7 @@ def test_a_flood_is_sampled_and_what_was_left_out_is_counted(watch: LogWatch, tm
     assert stream.end.endswith(b"79.15 GiB\n")
 
 
-def test_what_begins_in_the_middle_of_a_line_is_not_taken_for_a_line(
-    tmp_path: Path, known: Signatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_rest_of_a_cut_line_is_not_taken_for_a_line(tmp_path: Path, known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_watch, "LEAST_BYTES", 4096)
     monkeypatch.setattr(log_watch, "FILE_BYTES", 4096)
     quoted = f"a sample of the forum: {OOM.format(mib=9)}"
@@ -184,7 +182,7 @@ def test_a_file_that_is_emptied_is_read_from_its_beginning(watch: LogWatch, tmp_
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
-def test_what_is_no_file_is_a_problem_and_is_not_waited_for(watch: LogWatch, tmp_path: Path, kind: str) -> None:
+def test_a_path_that_is_no_file_is_a_problem_and_not_waited_for(watch: LogWatch, tmp_path: Path, kind: str) -> None:
     directory = tmp_path / "0001"
     directory.mkdir()
     if kind == "fifo":

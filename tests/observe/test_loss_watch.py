@@ -77,7 +77,7 @@ def test_a_number_is_strange_as_long_as_it_is_on_any_rank() -> None:
     assert seen.take() == ["-loss.nan 1"]
 
 
-def test_what_is_reported_wins_over_the_log() -> None:
+def test_a_reported_loss_wins_over_the_log() -> None:
     seen = Watched()
     log = seen.watch.stream(0)
     assert log is not None

@@ -107,7 +107,7 @@ def test_a_rank_that_hung_after_its_own_failure_is_the_culprit() -> None:
 
 
 @pytest.mark.parametrize("line", [KERNEL, f"[123.456789] {KERNEL}"], ids=["bare", "with its time"])
-def test_what_looks_like_the_kernels_in_a_ranks_output_names_no_cause(line: str) -> None:
+def test_a_kernel_like_line_in_a_ranks_output_names_no_cause(line: str) -> None:
     facts = printed(line, 0)
     assert [fact.source for fact in facts if fact.name == "kernel_text"] == ["log"]
     assert cause_of((RAISED, *facts), [death(0, 5.0, code=1)], [beat(0)]) == (Cause.USER_CODE, 0)

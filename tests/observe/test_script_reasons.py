@@ -121,13 +121,15 @@ def test_a_plan_has_all_findings(script: Path) -> None:
     assert script_reasons.of_plan(script.parent, "") == []
 
 
-def test_a_syntax_error_is_said_with_its_line_if_the_ranks_own_interpreter_says_so(script: Path) -> None:
+def test_a_syntax_error_confirmed_by_the_ranks_interpreter_is_reported_with_its_line(script: Path) -> None:
     script.write_text("import torch\nif x\n    y = 1\n")
     assert script_reasons.of_plan(script, sys.executable) == ["train.py:2: SyntaxError: expected ':'; no rank can begin with it"]
 
 
 @pytest.mark.parametrize("text", ["it parses it", "it cannot be asked", "there is none"])
-def test_what_only_our_python_cannot_read_is_no_error_of_the_users(script: Path, executable: Callable[[str], Path], text: str) -> None:
+def test_a_script_that_only_our_python_cannot_read_is_no_error_of_the_users(
+    script: Path, executable: Callable[[str], Path], text: str
+) -> None:
     script.write_text("print 'two'\n")
     words = {"it parses it": "echo '[0, \"\"]'", "it cannot be asked": "exit 3", "there is none": ""}[text]
     interpreter = str(executable(words)) if words else "python9.9"

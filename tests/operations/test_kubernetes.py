@@ -157,7 +157,7 @@ def test_a_probe_is_a_command_of_ours(cases: dict[str, list[dict[str, Any]]]) ->
         ]
     ),
 )
-def test_what_cannot_be_is_an_error(words: list[str], error: str) -> None:
+def test_an_impossible_option_is_an_error(words: list[str], error: str) -> None:
     done = printed(*words)
     assert done.returncode == 64
     assert error in done.stderr

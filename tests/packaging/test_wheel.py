@@ -158,7 +158,7 @@ def test_the_wheel_works_alone(environment: Environment, wheel: Path) -> None:
 
 @pytest.mark.slow  # installs
 @pytest.mark.process
-def test_without_torch_it_works_and_names_where_torch_comes_from(environment: Environment, wheel: Path) -> None:
+def test_the_wheel_works_without_torch_and_names_its_source(environment: Environment, wheel: Path) -> None:
     environment.hide_torch()
     environment.install(wheel)
     works(environment)

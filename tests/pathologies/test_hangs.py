@@ -107,7 +107,7 @@ def test_stopped_ranks_are_found_and_a_restart_cures_it(
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_reported_by_auto_and_goes_on(supervise: Callable[..., Supervised]) -> None:
+def test_a_stopped_rank_is_reported_by_auto_and_continues(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("none"), options=[*RESUMING, "--on-hang", "auto"], **SOON)
     stop(run, 1)
     assert confirmed(run)["kind"] == HangKind.STOPPED

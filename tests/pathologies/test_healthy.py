@@ -35,7 +35,7 @@ HEALTHY: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 
 
 @pytest.mark.parametrize("pathology", HEALTHY)
-def test_what_is_healthy_is_never_called_hung(supervise: Callable[..., Supervised], pathology: str) -> None:
+def test_a_healthy_job_is_never_called_hung(supervise: Callable[..., Supervised], pathology: str) -> None:
     words, limits = HEALTHY[pathology]
     run = supervise(*command(pathology, *words), options=[*RESUMING, "--on-hang", "restart"], **{**SOON, **limits})
     assert run.exit_code() == 0
@@ -92,7 +92,7 @@ if dist.get_rank() == 0:
 """
 
 
-def test_a_rank_that_ended_in_order_is_not_missed_by_one_that_uploads(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_rank_that_ended_in_order_is_not_missed_by_an_uploading_one(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(UPLOADS)
     run = supervise("torchrun", "--standalone", "--nproc-per-node=2", "train.py", options=["--on-hang", "auto"], **SOON)
     wait_for(lambda: taken(run, "HangConfirmed"), "the report that it stands still", 90, alive=run.alive)

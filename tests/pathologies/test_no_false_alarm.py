@@ -36,7 +36,7 @@ WORKING = Path(__file__).parents[1] / "jobs" / "working.py"
 
 
 @pytest.mark.parametrize(("work", "at"), [(work, 0 if work == "child" else 40) for work in WORKS])
-def test_what_works_in_one_place_that_looks_like_waiting(supervise: Callable[..., Supervised], work: str, at: int) -> None:
+def test_work_in_one_place_is_not_taken_for_waiting(supervise: Callable[..., Supervised], work: str, at: int) -> None:
     """No GPU is among them: a kernel that computes for long is not to be had here (`make gpu`)."""
     short = {**EAGER, "SUPERVISE_HANG_PHASE_S": EAGER["SUPERVISE_HANG_TRAIN_S"]} if at == 0 else {}
     run = supervise(*TORCHRUN, str(WORKING), f"--work={work}", f"--at={at}", **short)

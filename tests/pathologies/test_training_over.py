@@ -61,7 +61,7 @@ def test_a_rank_that_stands_after_its_last_step_is_ended_by_restart_as_an_incide
 
 
 @pytest.mark.slow
-def test_by_auto_it_is_only_reported(supervise: Callable[..., Supervised]) -> None:
+def test_a_hang_at_the_end_is_only_reported_by_auto(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("stand"), options=[*DECLARED, "--on-hang", "auto"], **SOON)
     run.wait_for_line(r"the training was over at step 30; rank 0 stands at its exit in stand .*--on-hang restart ends it")
     assert run.alive()
@@ -69,7 +69,7 @@ def test_by_auto_it_is_only_reported(supervise: Callable[..., Supervised]) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["upload", "hold", "compute", "evaluate"])
-def test_what_still_works_after_the_last_step_is_not_over(supervise: Callable[..., Supervised], how: str) -> None:
+def test_a_rank_that_still_works_after_the_last_step_is_not_over(supervise: Callable[..., Supervised], how: str) -> None:
     run = supervise(*command(how), options=RESTART, **SOON)
     wait_for((run.place / "ckpt" / "step-30.safetensors").exists, "the last save", 30.0, alive=run.alive)
     until = time.monotonic() + 10.0  # three times as long as the ten minutes here
@@ -100,9 +100,7 @@ def test_the_code_is_0_only_if_rank_0_had_left_with_0(supervise: Callable[..., S
         ("barrier", r"rank 0 stands at its exit in stand \(\S+\); rank 1 stands at its exit in barrier \(seq \d+\) \(exits\.py:\d+\)"),
     ],
 )
-def test_all_ranks_a_thread_of_one_or_one_that_waits_for_another_are_named(
-    supervise: Callable[..., Supervised], how: str, text: str
-) -> None:
+def test_the_ranks_and_threads_that_stand_at_their_exit_are_named(supervise: Callable[..., Supervised], how: str, text: str) -> None:
     run = supervise(*command(how, ranks=2), options=RESTART, **SOON)
     assert run.exit_code(90) == 124
     assert re.search(f"the training was over at step 30; {text}", flat(run.stderr)), run.stderr
@@ -120,7 +118,7 @@ def test_all_ranks_a_thread_of_one_or_one_that_waits_for_another_are_named(
         ("code", 3, "rank 0 left with 3 in its teardown", 1),
     ],
 )
-def test_who_dies_after_the_declared_end_trains_nothing_again(
+def test_a_death_after_the_declared_end_restarts_no_training(
     supervise: Callable[..., Supervised], how: str, code: int, text: str, ranks: int
 ) -> None:
     run = supervise(*command(how, ranks=ranks), options=DECLARED, **SOON)
@@ -133,7 +131,7 @@ def test_who_dies_after_the_declared_end_trains_nothing_again(
 
 
 @pytest.mark.slow
-def test_who_dies_after_the_declared_end_without_its_checkpoint_has_failed(supervise: Callable[..., Supervised]) -> None:
+def test_a_death_after_the_declared_end_without_its_checkpoint_is_a_failure(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*command("die", "--no-save"), options=[*DECLARED, "--set", "restart.max_attempts=2"], **SOON)
     assert run.exit_code(60) != 0
     assert run.attempts() == 2

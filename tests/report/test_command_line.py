@@ -32,7 +32,7 @@ def pasted(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
         [f"--option{number:03}=value{number:03}" for number in range(300)],
     ],
 )
-def test_a_shell_takes_it_as_what_it_was_and_it_is_one_line(words: list[str]) -> None:
+def test_a_shell_reads_back_the_printed_words_from_one_line(words: list[str]) -> None:
     line = command_line([*SHOW, *words])
     assert line.variables == ()
     assert line.text.isprintable(), "nothing in it moves the cursor or begins a line"

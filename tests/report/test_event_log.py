@@ -41,7 +41,7 @@ def test_every_name_is_a_noun_and_a_verb_in_the_past() -> None:
         assert event.name == event.value.replace(".", "_").upper()
 
 
-def test_a_line_holds_the_event_its_fields_and_what_was_bound(tmp_path: Path) -> None:
+def test_a_line_holds_the_event_its_fields_and_the_bound_values(tmp_path: Path) -> None:
     log = open_log(tmp_path).bind(run_id="r1", node="n")
     log.bind(attempt=3).write(LogEvent.RANK_EXITED, "warning", rank=5, path=tmp_path, text="\udcff")
     log.write(LogEvent.RUN_FINISHED)
@@ -88,7 +88,7 @@ def test_a_log_that_cannot_be_written_is_silent_and_records_what_was_lost_when_i
 
 
 @pytest.mark.process
-def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_only_whole_lines_and_the_log_continues_when_there_is_room(tmp_path: Path) -> None:
     code = (
         "import os, resource, signal, sys\nfrom pathlib import Path\nfrom supervisor.report.event_log import open_log\n"
         "from supervisor.report.log_events import LogEvent\n"
@@ -112,9 +112,7 @@ def test_a_full_disk_keeps_whole_lines_only_and_the_log_goes_on_when_there_is_ro
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_what_costs_much_is_imported_for_a_person_alone_and_when_the_event_comes_for_which_the_log_is_held(
-    tmp_path: Path, *, shown: bool
-) -> None:
+def test_costly_modules_are_imported_for_a_person_alone_and_after_the_hold(tmp_path: Path, *, shown: bool) -> None:
     code = f"""
         import pathlib, sys
         from supervisor.report.event_log import open_log
@@ -133,7 +131,7 @@ def test_what_costs_much_is_imported_for_a_person_alone_and_when_the_event_comes
     assert [line["turn"] for line in lines(tmp_path / FILE_NAME)] == [1, 2]
 
 
-def test_what_is_held_is_written_in_its_order_and_with_its_own_time_when_the_log_is_closed(tmp_path: Path) -> None:
+def test_held_lines_are_written_in_order_with_their_own_time_at_the_close(tmp_path: Path) -> None:
     log = open_log(tmp_path, held_until=LogEvent.ATTEMPT_STARTED)
     for turn in range(900):
         log.write(LogEvent.RUN_STARTED, turn=turn)

@@ -46,7 +46,7 @@ def test_the_last_attempt_that_ran_out_counts_with_the_batch_that_it_had() -> No
     assert alone.batch == "no batch size is declared"
 
 
-def test_what_fits_is_shown_with_its_arithmetic() -> None:
+def test_the_micro_batches_that_fit_are_shown_with_their_arithmetic() -> None:
     seen = fit.Measured(2, Shortage(20 * GIB, 12 * GIB, 24 * GIB), Batch(16, 2, 2))
     data = fit.document("ckpt/7.pt", TensorSizes(4 * GIB, 8 * GIB), seen, 2)
     assert (data["fixed_bytes"], data["sample_bytes"]) == (16 * GIB, GIB)
@@ -73,7 +73,7 @@ def test_what_fits_is_shown_with_its_arithmetic() -> None:
         (4, fit.Measured(2, Shortage(20 * GIB, 12 * GIB, 24 * GIB), "no batch size is declared"), "not known: no batch size is declared"),
     ],
 )
-def test_what_is_not_known_is_not_guessed(weights: int, seen: fit.Measured | None, words: str) -> None:
+def test_an_unknown_value_is_not_guessed(weights: int, seen: fit.Measured | None, words: str) -> None:
     data = fit.document("c.pt", TensorSizes(weights * GIB, 0), seen, 0)
     assert data["micro_batches"] == []
     assert words in render(fit.page(data), Surface(200))
@@ -102,7 +102,7 @@ def test_the_sizes_of_a_checkpoint_are_read_from_its_headers(tmp_path: Path) -> 
     assert of_parts.unread == (str(parts / "other.npz"),)
 
 
-def test_the_command_names_the_checkpoint_and_what_it_misses(
+def test_the_command_names_the_checkpoint_and_the_missing_facts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -45,7 +45,7 @@ def test_a_name_is_text_whatever_it_holds(name: str) -> None:
     assert len(boxes(svg)) == 2
 
 
-def test_what_is_too_narrow_is_left_out_and_a_deep_stack_is_cut() -> None:
+def test_a_narrow_box_is_left_out_and_a_deep_stack_is_cut() -> None:
     many = {f"rank 0;f{number}": 1 for number in range(10_000)}
     assert len(boxes(flame_graph(many, ""))) == 1
     assert len(boxes(flame_graph({";".join(["f"] * 5_000): 1}, ""))) <= 200

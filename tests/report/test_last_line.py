@@ -92,11 +92,11 @@ def ended(  # noqa: PLR0913  what the last line is made of
         ),
     ],
 )
-def test_the_last_line_has_how_far_the_run_came_and_what_it_cost(state: JobState, newest: CheckpointRef | None, text: str) -> None:
+def test_the_last_line_shows_the_reached_step_and_the_cost(state: JobState, newest: CheckpointRef | None, text: str) -> None:
     assert last_line(state, state.run.exit_code or 143 * (state.run.stop is not None), newest) == text
 
 
-def test_a_save_that_was_not_verified_in_time_is_named_with_the_command_that_checks_it() -> None:
+def test_an_unverified_last_save_is_named_with_the_command_that_checks_it() -> None:
     text = last_line(ended(0), 0, SAVED, all_verified=False)
     assert text.startswith("done at step 423, no incident; the newest verified checkpoint is /d/400.pt (step 400); the last save was not")
     assert "`supervise checkpoints verify PATH`" in text
@@ -109,12 +109,12 @@ def test_a_step_that_is_counted_from_the_beginning_of_the_attempt_says_so() -> N
     assert last_line(state, 0, None) == "done at step 9 (counted by supervise), 1 incident, at least 29 s lost"
 
 
-def test_where_an_attempt_began_is_no_step_that_it_reached() -> None:
+def test_the_step_at_which_an_attempt_began_is_not_reached_by_it() -> None:
     state = JobState(attempt=Attempt(2, progress=Progress(5, relative=True), steps_seen=0), run=Run(exit_code=0))
     assert last_line(state, 0, SAVED).startswith("done, no incident; the newest checkpoint is verified: /d/400.pt (step 400)")
 
 
-def test_what_was_made_again_from_scratch_is_named() -> None:
+def test_steps_made_again_from_scratch_are_named() -> None:
     text = last_line(ended(0, losses=Losses(1, 31.0, scratch=(2,), steps_again=71)), 0, None)
     assert text == "done at step 423, 1 incident, 31 s lost, 71 steps made again from scratch"
 

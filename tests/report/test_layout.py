@@ -118,7 +118,7 @@ def test_the_command_of_a_note_is_one_line_however_long_its_paths_are(width: int
     assert "a copy of ckpt.pt is kept" in text
 
 
-def test_what_is_there_to_be_copied_is_never_cut() -> None:
+def test_a_command_to_be_copied_is_never_cut() -> None:
     command = f"supervise why 1 --job train --state-dir {'/long' * 500}"
     page = FactPage("incident 1", (Fact("look", command, copied=True), Fact("cause", "x " * 2000)))
     for text in (plain(page), render(page, Surface(80))):

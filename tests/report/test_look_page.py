@@ -65,6 +65,6 @@ def test_a_look_at_a_healthy_job_has_no_hang() -> None:
     assert text_of(LOOK, surface=Surface(80)) == TEXT[TEXT.index("-- ranks of") :]
 
 
-def test_what_did_not_answer_is_shown_as_such() -> None:
+def test_a_process_that_did_not_answer_is_shown_as_such() -> None:
     text = text_of(Look(0.0, (RankLook(3, 3, ProcessLook(7, 1)),)))
     assert "rank 3 is at an unknown place (it did not answer)\n  process 7: did not answer\n" in text

@@ -40,19 +40,19 @@ def gpu(rank: int, reserved: int) -> Evidence:
         (5 * 86400, 86400 * 0.6, None, "in about 5 days (±1)"),
     ],
 )
-def test_when_it_is_used_up_is_said_as_a_person_would(left_s: float, doubt_s: float, step: int | None, words: str) -> None:
+def test_the_time_until_memory_runs_out_is_described_in_round_figures(left_s: float, doubt_s: float, step: int | None, words: str) -> None:
     forecast = replace(OF_HOST, out_t=NOW + left_s, doubt_s=doubt_s, step=step)
     assert forecast_text(forecast, NOW) == f"out of memory {words}: {forecast.text}"
 
 
-def test_the_nearest_stands_first_and_less_is_left_than_when_it_was_told() -> None:
+def test_the_nearest_forecast_stands_first_with_the_remaining_time() -> None:
     first, second = forecast_facts((OF_GPU, OF_HOST), NOW + 300)
     assert first.text.startswith("out of memory in about 5 minutes (±1): the machine")
     assert second.text.startswith("out of memory on the GPU of rank 3 in about 35 minutes (±15), at step ~12,400: rank 3 needs")
     assert (first.label, second.label, first.tone) == ("memory", "", Tone.WARNING)
 
 
-def test_the_card_names_who_held_the_gpu_the_one_that_failed_first() -> None:
+def test_the_card_names_the_holders_of_the_gpu_with_the_failed_rank_first() -> None:
     evidence = [gpu(rank, 70 - rank) for rank in range(8)] + [Evidence("memory", "held", "rank 0 1.0 GiB")]
     facts = held_facts(Cause.CUDA_OOM, 5, evidence)
     assert [fact.text for fact in facts] == [

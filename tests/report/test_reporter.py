@@ -70,7 +70,7 @@ def test_a_persons_own_stop_pages_nobody(reporter: Reporter) -> None:
     ],
     ids=["decided by the predecessor", "opened, and not told", "told by another node", "none open"],
 )
-def test_who_was_alerted_of_an_incident_by_a_predecessor_is_alerted_of_its_end(
+def test_an_alert_by_a_predecessor_is_followed_by_one_at_the_incidents_end(
     reporter: Reporter, incident: Incident | None, texts: list[str]
 ) -> None:
     reporter.goes_on(incident)
@@ -81,7 +81,7 @@ def test_who_was_alerted_of_an_incident_by_a_predecessor_is_alerted_of_its_end(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_what_all_nodes_see_alike_is_alerted_by_the_first_and_what_is_of_one_node_by_that(reporter: Reporter, node: int) -> None:
+def test_the_first_node_alerts_for_all_and_each_node_for_itself(reporter: Reporter, node: int) -> None:
     reporter.run_started(continues=False, meets=True)
     assert not sent(reporter), "it is not known yet which node this is"
     reporter.took(NodesGathered(1.0, 1, node, 2, 1, ("a/1", "b/1")))
@@ -107,7 +107,7 @@ def test_the_line_the_card_and_the_alert_name_the_node_that_failed(reporter: Rep
     assert (alert.failed_on, alert.node) == (name, alias or "n")
 
 
-def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter) -> None:
+def test_processes_that_outlive_the_job_are_listed_without_their_secrets(reporter: Reporter) -> None:
     reporter.processes.survivors([{"pid": 41, "cmd": "upload --hf-token SECRETVALUE123 --to s3://bucket"}])
     terminal: Any = reporter._terminal  # noqa: SLF001  the mock that was given
     log: Any = reporter._log  # noqa: SLF001  likewise
@@ -117,7 +117,7 @@ def test_what_outlives_the_job_is_listed_without_its_secrets(reporter: Reporter)
 
 
 @pytest.mark.parametrize("cmd", ["python -c from multiprocessing.resource_tracker import main;main(9)", "[python]"])
-def test_what_ends_by_itself_is_not_listed(reporter: Reporter, cmd: str) -> None:
+def test_a_process_that_ends_by_itself_is_not_listed(reporter: Reporter, cmd: str) -> None:
     tracker: SurvivingProcess = {"pid": 41, "cmd": cmd}
     reporter.processes.survivors([tracker])
     assert (messages(reporter), logged(reporter, LogEvent.SURVIVORS_LISTED)) == ([], [])
@@ -235,7 +235,7 @@ def test_ranks_that_show_no_step_are_waited_for_no_longer_than_the_ceiling() -> 
     assert is_overdue(Attempt(1, started_t=100.0), 700.0)
 
 
-def test_the_last_status_of_the_unit_has_the_cause_and_the_command_that_explains_it(reporter: Reporter) -> None:
+def test_the_last_status_of_the_unit_has_the_cause_and_the_explaining_command(reporter: Reporter) -> None:
     assert reporter.end_status(143) == "stopped, exit code 143"
     stop = Plan(PlanKind.STOP, "again", "", "guard", exit_code=65)
     reporter.decided(ReportDecision(3, 1, VERDICT, stop, 7))
@@ -304,7 +304,7 @@ def test_a_core_of_an_earlier_attempt_is_not_on_the_card_of_the_next(reporter: R
     assert "dumped core" not in shown(reporter)
 
 
-def test_what_the_verdict_stands_on_is_the_first_line_of_evidence(reporter: Reporter) -> None:
+def test_the_ground_of_the_verdict_is_the_first_line_of_evidence(reporter: Reporter) -> None:
     kernel = Evidence("kernel", "oom_kill", "Out of memory: Killed process 4242 (python)", 3)
     beside = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer", 0)
     verdict = FailureVerdict(

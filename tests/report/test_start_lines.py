@@ -74,7 +74,7 @@ def test_at_a_terminal_each_phase_of_the_start_is_a_line() -> None:
     assert screen.printed() == []  # how it began is another line
 
 
-def test_a_phase_that_lasts_is_said_in_a_pipe_too_ever_less_often() -> None:
+def test_a_lasting_phase_is_reported_in_a_pipe_too_at_growing_intervals() -> None:
     screen = Screen(is_a_tty=False)
     lines = start(screen)
     lines.took(at(Phase.IMPORT))
@@ -87,7 +87,7 @@ def test_a_phase_that_lasts_is_said_in_a_pipe_too_ever_less_often() -> None:
 
 
 @pytest.mark.parametrize(("decided_s", "lines"), [(0.9, 0), (1.5, 1)])
-def test_an_end_that_takes_more_than_a_moment_is_said_until_the_decision(decided_s: float, lines: int) -> None:
+def test_a_slow_end_is_reported_until_the_decision(decided_s: float, lines: int) -> None:
     screen = Screen(is_a_tty=True)
     start_lines = start(screen)
     screen.printed()
@@ -111,7 +111,7 @@ def test_an_end_that_takes_more_than_a_moment_is_said_until_the_decision(decided
     ],
     ids=["it trains", "unknown", "it ended", "it is stopped"],
 )
-def test_nothing_is_said_of_a_start_that_is_over(over: events.Event) -> None:
+def test_a_start_that_is_over_is_not_reported(over: events.Event) -> None:
     screen = Screen(is_a_tty=True)
     lines = start(screen)
     screen.printed()
@@ -122,7 +122,7 @@ def test_nothing_is_said_of_a_start_that_is_over(over: events.Event) -> None:
     assert screen.printed() == []
 
 
-def test_of_a_plain_command_only_what_its_ranks_show_is_said() -> None:
+def test_the_start_of_a_plain_command_shows_only_what_its_ranks_report() -> None:
     screen = Screen(is_a_tty=True)
     lines = start(screen, Launcher.PLAIN)
     screen.t = 100.0

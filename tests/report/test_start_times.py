@@ -103,7 +103,7 @@ def test_the_launch_is_when_this_process_began() -> None:
     assert 0 < clock.now() - launched_t(clock) < 36_000
 
 
-def test_one_line_has_each_second_in_order_and_the_longest_parts_first() -> None:
+def test_the_line_of_a_start_has_its_seconds_in_order_and_the_longest_parts() -> None:
     parts = {"teardown": 1.02, "decision": 0.004, "selection": 0.14, "import": 2.61, "load": 0.22, "first_step": 0.08}
     assert wording.start_text(StartTimes(2, "failure", 4.07, parts)) == (
         "4.07 s since the failure (most: 2.61 s import, 1.02 s tear-down): "

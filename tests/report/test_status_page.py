@@ -36,7 +36,7 @@ def test_colour_adds_nothing_to_the_words(name: str) -> None:
     assert COLOUR.sub("", coloured) == rendered(status, ADDRESS, Surface(100))
 
 
-def test_what_is_drawn_stands_in_words_too() -> None:
+def test_a_drawn_figure_stands_in_words_too() -> None:
     page = " ".join(rendered(running(), ADDRESS, Surface(100)).split())
     assert "14 %, step 1400 of 10000, 2.13 steps/s, about 1 h 7 min left" in page
     assert "falls from 2.9 to 1.623 in steps 1340 to 1400" in page
@@ -65,7 +65,7 @@ def test_a_drill_is_called_one() -> None:
     assert status_page(running(drill=True), ADDRESS).title == "drill of job bert on gpu-7: training"
 
 
-def test_512_ranks_are_a_few_lines_and_who_differs_is_named() -> None:
+def test_512_ranks_are_a_few_lines_and_the_differing_one_is_named() -> None:
     began = time.process_time()
     rows = rank_table(many()).rows
     assert time.process_time() - began < 0.5

@@ -32,14 +32,14 @@ def test_an_earlier_run_on_one_node_counts_too() -> None:
     assert scaling.efficiency == 1.0
 
 
-def test_without_a_minute_on_one_node_nothing_is_said() -> None:
+def test_without_a_minute_on_one_node_no_scaling_is_shown() -> None:
     assert scaling_of([(run((2, 100, 400)), MEMBERS)]) is None
     assert scaling_of([(run((1, 50, 100), (2, 100, 400)), MEMBERS)]) is None
     assert scaling_of([(run((1, 100, 200)), {})]) is None
     assert scaling_of([]) is None
 
 
-def test_who_waits_for_whom_stands_first_and_stands_out() -> None:
+def test_the_rank_that_others_wait_for_stands_first() -> None:
     facts = step_facts(StepShares((19, 31, 41, 5, 0, 0, 4), 4, 3, (60, 30, 2, 5, 0, 0, 3), 55, 0))
     assert [(fact.label, fact.text, fact.tone) for fact in facts] == [
         ("step time", "rank 3 waits 60 % of the time for data, the others wait 55 % for rank 3", Tone.WARNING),

@@ -49,7 +49,7 @@ def test_columns_begin_below_each_other_in_cells() -> None:
         assert cell_len((f"{row} ")[: f"{row} ".index(step) + len(step) - 1]) == end_of_steps, "numbers end below each other"
 
 
-def test_a_text_that_does_not_fit_goes_on_in_its_own_column() -> None:
+def test_a_long_text_continues_in_its_own_column() -> None:
     table = Table((Column("check"), Column("why")), (("disk", "word " * 30), ("gpu", "fine")))
     lines = render_table(table, Surface(60)).splitlines()
     assert lines[0] == "check  why"
@@ -77,7 +77,7 @@ def test_where_not_even_the_words_fit_a_row_becomes_labels_and_texts() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
-def test_what_is_there_to_be_copied_is_one_line(width: int) -> None:
+def test_a_path_to_be_copied_is_one_line(width: int) -> None:
     table = Table((Column("step", right=True), Column("path", copied=True)), (("100", PATH), ("99", "/b")))
     lines = render_table(table, Surface(width)).splitlines()
     assert sum(line.endswith(PATH) for line in lines) == 1

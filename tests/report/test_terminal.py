@@ -112,7 +112,7 @@ def test_at_a_terminal_each_line_has_the_time_and_a_colour_of_its_own(
     assert shown(screen, 2) == ["NOW supervise: one", "NOW supervise: warning: careful"]
 
 
-def test_what_only_a_person_waits_for_is_in_no_pipe(pipe: tuple[int, int]) -> None:
+def test_a_waiting_message_for_a_person_is_in_no_pipe(pipe: tuple[int, int]) -> None:
     terminal = TerminalWriter(pipe[1])
     terminal.waiting("starting")
     terminal.message("one")

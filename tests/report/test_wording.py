@@ -71,7 +71,7 @@ def test_a_sentence_names_what_a_person_asks_first(cause: Cause, summary: str, f
     ],
     ids=["gloo", "nccl", "enforce", "cuda", "ecc", "kernel", "a person's own"],
 )
-def test_of_a_librarys_lines_the_one_that_tells_is_left(message: str, tells: str) -> None:
+def test_the_most_telling_of_a_librarys_lines_is_left(message: str, tells: str) -> None:
     assert essence(message) == tells
 
 
@@ -79,7 +79,7 @@ def texts(plan: Plan, *, is_over: bool) -> list[str]:
     return [fact.text for fact in do_facts(plan, is_over=is_over)]
 
 
-def test_what_to_do_is_one_thing_and_nothing_where_the_training_goes_on() -> None:
+def test_the_advice_is_one_action_or_none_where_the_training_continues() -> None:
     restart = Plan(PlanKind.RESTART, "from the newest", "supervise stops next time", "s", changes=(Change("b", "4", "2", "--b"),))
     assert texts(restart, is_over=False) == ["nothing: the training continues", "supervise stops next time"]
     assert texts(restart, is_over=True) == ["start it again when it should continue"]

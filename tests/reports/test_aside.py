@@ -49,7 +49,7 @@ def test_automodel_3254_the_rest_of_a_killed_save_is_set_aside_for_the_next_save
 
 
 @pytest.mark.slow
-def test_dcp_names_no_path_where_a_killed_save_is_in_the_way_and_the_save_under_way_tells_it(supervise: Callable[..., Supervised]) -> None:
+def test_a_killed_dcp_save_in_the_way_is_found_by_the_save_under_way(supervise: Callable[..., Supervised]) -> None:
     options = ["--checkpoints", "ckpt/step-*", "--resume-args", "--resume {resume}"]
     run = supervise(*torchrun("pytorch_dcp_overwrite.py", "--steps", "80", "--left", "torn"), options=options, **OFTEN)
     assert run.exit_code(220) == 0

@@ -78,7 +78,7 @@ def test_a_hidden_exit_is_named_without_a_heartbeat(supervise: Callable[..., Sup
         pytest.param(f"{ONE_RANK} --how child; python -c 'raise ValueError(1)' || true", id="exceptions of helpers"),
     ],
 )
-def test_what_was_survived_or_made_good_is_no_incident(supervise: Callable[..., Supervised], command: str) -> None:
+def test_a_survived_or_repaired_failure_is_no_incident(supervise: Callable[..., Supervised], command: str) -> None:
     run = supervise("bash", "-c", command, **OFTEN)
     assert run.exit_code(END_S) == 0
     assert "done at step 40" in run.stderr
@@ -118,9 +118,7 @@ def test_all_ranks_that_leave_with_0_early_are_a_training_that_stopped_early(sup
 
 
 @pytest.mark.slow
-def test_what_fails_after_the_last_step_gets_one_more_attempt_and_its_own_code(
-    supervise: Callable[..., Supervised], tmp_path: Path
-) -> None:
+def test_a_failure_after_the_last_step_gets_one_more_attempt_and_its_own_code(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     run = supervise(*torchrun("autocast_381.py", *STEPS, "--waits", "0", "--fail", "save"), options=DECLARED, **OFTEN)
     assert run.exit_code(END_S) == 1
     assert run.attempts() <= 2
@@ -130,7 +128,7 @@ def test_what_fails_after_the_last_step_gets_one_more_attempt_and_its_own_code(
 
 
 @pytest.mark.slow
-def test_without_a_checkpoint_to_go_on_from_nothing_is_trained_again(supervise: Callable[..., Supervised]) -> None:
+def test_without_a_checkpoint_to_continue_from_no_step_is_trained_again(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun("autocast_381.py", *STEPS, "--waits", "1"), **OFTEN)
     assert run.exit_code(END_S) == 1
     assert run.attempts() == 1

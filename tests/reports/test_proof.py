@@ -27,7 +27,7 @@ def begun(run: Supervised) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_crash_after_the_load_accuses_no_checkpoint_and_once_mended_the_next_run_goes_on_from_the_newest(
+def test_a_crash_after_the_load_accuses_no_checkpoint_and_the_next_run_continues(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     command = alone("crash_after_load.py", "--how", "segfault", "--steps", "60")
@@ -63,7 +63,7 @@ def test_a_training_that_begins_anew_for_want_of_its_tracker_is_ended_before_it_
 
 
 @pytest.mark.slow
-def test_with_its_tracker_it_goes_on_from_the_newest(supervise: Callable[..., Supervised]) -> None:
+def test_a_job_with_its_tracker_continues_from_the_newest_checkpoint(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*alone("verl_7952.py", "--tracker", "--steps", "60"), **OFTEN)
     assert run.exit_code(150) == 0
     assert begun(run) == ["0", "40"]
@@ -95,7 +95,7 @@ def test_where_the_only_save_is_marked_the_run_stops_and_trains_nothing_anew(sup
 
 
 @pytest.mark.slow
-def test_a_path_in_the_command_is_that_of_each_restart_and_what_was_given_instead_is_named(
+def test_each_restart_uses_the_path_in_the_command_and_names_the_newer_checkpoint(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
     first = supervise(*alone("fairchem_1055.py", "--steps", "20"), **OFTEN)

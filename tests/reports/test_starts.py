@@ -169,7 +169,7 @@ def test_dagster_slurm_193_a_shell_whose_wait_a_notice_interrupts_is_no_failed_r
 @pytest.mark.parametrize(
     "words", ["--rdzv-conf=timeout=900 --rdzv-conf=last_call_timeout=3", "--rdzv_conf timeout=900 --rdzv-c last_call_timeout=3"]
 )
-def test_basilica_493_of_two_rdzv_conf_the_one_that_torchrun_ignores_is_named(words: str) -> None:
+def test_basilica_493_the_rdzv_conf_that_torchrun_ignores_is_named(words: str) -> None:
     command = ["torchrun", "--nnodes=1:2", *words.split(), "train.py", "--rdzv-conf=of=the-script"]
     assert get_args_parser().parse_args(command[1:]).rdzv_conf == "last_call_timeout=3"
     assert ignored_options(command, {}) == (

@@ -63,7 +63,7 @@ def test_ranks_that_wait_for_the_lock_of_a_killed_build_are_not_restarted_again_
 
 
 @pytest.mark.slow
-def test_the_alert_names_the_lock_and_the_training_goes_on_once_it_is_gone(supervise: Callable[..., Supervised], cache: Path) -> None:
+def test_the_alert_names_the_lock_and_the_training_continues_once_it_is_gone(supervise: Callable[..., Supervised], cache: Path) -> None:
     (cache / "lock").touch()
     os.utime(cache / "lock", (1, 1))
     run = supervise(*torchrun("pytorch_189245.py", f"--cache={cache}", "--poll-s=0.001", "--steps=40"), options=DECLARED, **EARLY)
@@ -116,7 +116,7 @@ def test_the_server_that_a_rank_waits_for_is_on_the_card_and_in_the_alert(superv
 
 
 @pytest.mark.slow
-def test_a_rank_that_waits_for_one_that_is_gone_is_restarted_however_it_waits(supervise: Callable[..., Supervised]) -> None:
+def test_a_rank_that_waits_for_a_gone_one_is_restarted_however_it_waits(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*torchrun("polls_for_a_peer.py", "--how=file", "--steps=60"), options=DECLARED, **EARLY)
     hang = wait_for(lambda: taken(run, "HangConfirmed"), "a confirmed hang", 60, alive=run.alive)[0]["hang"]
     assert (hang["kind"], hang["ranks"]) == ("gone", [1]), hang

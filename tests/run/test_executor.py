@@ -72,7 +72,7 @@ def test_ranks_are_given_the_precision_and_the_shares_of_the_gpus_that_are_left(
     assert applied.environment == {"A": "1"}, "what the GPUs of other nodes have is not known"
 
 
-def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_for_it() -> None:
+def test_an_attempt_that_waits_for_the_journal_is_stopped_at_once() -> None:
     posted: list[Any] = []
     loop = SimpleNamespace(clock=Clock.start(), post=posted.append, state=JobState(stage=Stage.STOPPING, attempt=Attempt(number=2)))
     executor: Any = Executor(MagicMock(), loop, MagicMock(), MagicMock())  # type: ignore[arg-type]  # a loop that keeps its state
@@ -80,7 +80,7 @@ def test_an_attempt_that_still_waits_for_the_journal_is_stopped_without_waiting_
     assert [(event.attempt, event.outcome) for event in posted] == [(2, "stopped")]
 
 
-def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> None:
+def test_no_attempt_falls_back_to_stock_torchrun_once_a_stop_was_requested() -> None:
     loop, factory = MagicMock(), MagicMock()
     executor: Any = Executor(MagicMock(), loop, MagicMock(), factory)
     loop.state = JobState(attempt=Attempt(1), stage=Stage.STARTING)
@@ -90,7 +90,7 @@ def test_nothing_falls_back_to_stock_torchrun_once_a_stop_was_asked_for() -> Non
     factory.stock_session.assert_not_called()
 
 
-def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows_it(tmp_path: Path) -> None:
+def test_ranks_wait_for_a_move_of_files_under_way_and_no_other_follows(tmp_path: Path) -> None:
     """A selection that was given up comes back from a disk that hung, just when the next attempt begins."""
     loop, factory, job, asked = MagicMock(), MagicMock(), MagicMock(), SimpleQueue[RepairPermission]()
     job.cwd, job.attempt_dir = Path.cwd(), lambda _number: tmp_path
@@ -117,7 +117,7 @@ def test_ranks_wait_for_a_change_of_files_that_is_under_way_and_no_other_follows
         assert not allowed
 
 
-def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_that_came_too_late() -> None:
+def test_a_late_order_does_not_end_an_attempt_whose_nodes_have_met() -> None:
     posted: list[Any] = []
     loop, job = MagicMock(), MagicMock()
     loop.post, loop.state = posted.append, JobState(stage=Stage.STARTING, attempt=Attempt(number=1))
@@ -128,7 +128,7 @@ def test_an_attempt_whose_nodes_have_met_is_not_said_to_have_ended_by_an_order_t
     assert posted == []
 
 
-def test_what_mixed_attempts_wrote_is_found_by_the_wall_clock_that_was_set_back_since() -> None:
+def test_saves_of_mixed_attempts_are_found_after_the_wall_clock_was_set_back() -> None:
     """The times of files follow the wall clock; the loop's clock takes no notice of who sets it."""
     loop, factory = MagicMock(), MagicMock()
     an_hour_ahead = Clock(time.time() + 3600.0, time.monotonic())
@@ -146,7 +146,7 @@ def ending(executor: Any) -> list[Any]:  # noqa: ANN401  a part of it
     return calls
 
 
-def test_what_a_guardian_was_to_end_is_ended_where_it_dies_while_the_run_finishes() -> None:
+def test_processes_of_a_guardian_that_dies_during_the_finish_are_ended() -> None:
     loop, factory = MagicMock(), MagicMock()
     loop.state = JobState(attempt=Attempt(1))
     executor: Any = Executor(MagicMock(), loop, MagicMock(), factory)
@@ -180,7 +180,7 @@ def test_the_nodes_hear_of_an_attempts_end_on_the_loops_thread() -> None:
     assert [(event.attempt, event.outcome) for (event,), _ in loop.post.call_args_list] == [(1, "failed")]
 
 
-def test_evidence_that_comes_late_is_that_of_its_attempt_and_not_of_the_one_that_has_begun_since() -> None:
+def test_late_evidence_belongs_to_its_attempt_and_not_to_the_next() -> None:
     """The disk did not answer: the core judged by the deaths, and began the next attempt."""
     loop, reporter = MagicMock(clock=Clock.start()), MagicMock()
     executor: Any = Executor(MagicMock(), loop, reporter, MagicMock())

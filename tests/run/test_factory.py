@@ -34,7 +34,7 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_what_a_killed_supervisor_left_in_memory_is_not_taken_for_ours(job: Job, continues: bool) -> None:  # noqa: FBT001  a parameter
+def test_files_that_a_killed_supervisor_left_in_memory_are_not_ours(job: Job, continues: bool) -> None:  # noqa: FBT001  a parameter
     for name in ("save-now", "wants-save"):
         (job.scratch / name).touch()
     job.attempt_dir(1).mkdir()

@@ -204,7 +204,7 @@ class VirtualCluster:
         node.beat = replace(node.beat, steps=node.beat.steps + 1, last_step_ns=round(self.t * 1e9))
 
 
-def test_looks_of_two_nodes_go_over_real_connections_and_what_they_show_comes_to_both(pair: Pair) -> None:
+def test_the_looks_of_two_nodes_and_their_verdict_go_over_real_connections(pair: Pair) -> None:
     pair.meet("t", 1, 1)
     pair.train()
     came: list[list[LookWanted | LooksGathered | HangNews]] = [[], []]
@@ -252,7 +252,7 @@ SENTENCE = "ranks 0, 2 wait in all_reduce (seq 1841, train.py:61); rank 1 on nod
 
 
 @pytest.mark.parametrize("host", range(3))
-def test_one_node_alerts_and_all_know_of_one_sentence(tmp_path: Path, host: int) -> None:
+def test_one_node_alerts_of_a_hang_and_all_know_its_sentence(tmp_path: Path, host: int) -> None:
     cluster = of_policy(tmp_path, Policy(nodes=3, on_hang="auto"), host)
     cluster.passes(60 + 2 * 30)
     assert [node.state.attempt.hang.text if node.state.attempt.hang else "" for node in cluster.nodes] == [SENTENCE] * 3
@@ -349,7 +349,7 @@ def test_a_node_that_is_stopping_has_no_rank_that_hangs(cluster: VirtualCluster)
     assert not [event for other in cluster.nodes for event in other.events(HangConfirmed)]
 
 
-def test_after_a_confirmed_hang_a_step_ends_it_on_every_node_by_itself(cluster: VirtualCluster) -> None:
+def test_a_step_after_a_confirmed_hang_clears_it_on_every_node(cluster: VirtualCluster) -> None:
     cluster.passes(120)
     for node in cluster.nodes:
         cluster.step(node)
@@ -369,7 +369,7 @@ def test_a_node_whose_ranks_have_no_heartbeat_is_looked_at_and_holds_nobody_up(t
     assert [node.state.attempt.hang.text if node.state.attempt.hang else "" for node in cluster.nodes] == [SENTENCE] * 3
 
 
-def test_a_second_hang_of_an_attempt_is_told_as_soon_as_the_first(cluster: VirtualCluster) -> None:
+def test_a_second_hang_of_an_attempt_is_reported_as_soon_as_the_first(cluster: VirtualCluster) -> None:
     cluster.passes(60 + 2 * 30)
     cluster.passes(100)
     for node in cluster.nodes:

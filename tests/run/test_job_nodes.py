@@ -206,7 +206,7 @@ def test_the_guardian_of_a_node_gets_a_word_for_the_coordinator_and_that_of_the_
     assert not [row for row in first.orders if row[0] == "last_word"]
 
 
-def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> None:
+def test_a_leaving_coordinator_decides_the_next_attempt(pair: Pair) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)
     pair.train()
@@ -225,7 +225,7 @@ def test_a_coordinator_that_leaves_decides_what_comes_after_it(pair: Pair) -> No
     pair.until(lambda: left, "the coordinator to leave once the other knows")
 
 
-def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: Pair, tmp_path: Path) -> None:
+def test_a_coordinator_outside_the_attempt_decides_about_it(pair: Pair, tmp_path: Path) -> None:
     spare = Node(tmp_path, "c")
     client = spare.nodes._connected(None)  # noqa: SLF001
     server = spare.nodes._coordinator.serve(client.name, spare.nodes._rules(), CoordinatorMemory())  # noqa: SLF001
@@ -250,7 +250,7 @@ def test_a_coordinator_that_takes_no_part_in_the_attempt_decides_about_it(pair: 
         pair.close()
 
 
-def test_a_coordinator_whose_supervisor_is_started_again_goes_on_with_one_decision(pair: Pair) -> None:
+def test_a_restarted_coordinator_continues_with_one_decision(pair: Pair) -> None:
     first, second = pair.nodes
     pair.meet("t", 1, 1)
     pair.train()

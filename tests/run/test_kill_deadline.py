@@ -150,7 +150,7 @@ while not (pathlib.Path(sys.argv[1]).exists() and pathlib.Path(sys.argv[1]).read
 
 
 @pytest.mark.process
-def test_whoever_ends_before_the_answer_leaves_no_tool_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_early_end_leaves_no_tool_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, "scontrol", f"sleep 600 & echo $! > {tmp_path}/pid; wait", monkeypatch)
     subprocess.run([sys.executable, "-c", ENDS_FIRST, str(tmp_path / "pid")], check=True)  # noqa: S603  our own words
     pid = int((tmp_path / "pid").read_text())

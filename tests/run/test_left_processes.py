@@ -64,11 +64,11 @@ def test_an_end_is_seen_when_it_comes(sleeper: subprocess.Popen[bytes]) -> None:
     assert not processes.unkilled_pids
 
 
-def test_another_process_with_its_pid_is_not_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
+def test_another_process_with_the_same_pid_is_not_waited_for(sleeper: subprocess.Popen[bytes]) -> None:
     assert ownership.await_end([left(sleeper, start_ticks=1)], 30.0) == ()
 
 
-def test_one_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for_at_the_next_start(tmp_path: Path) -> None:
+def test_a_process_in_uninterruptible_sleep_is_named_with_its_file_and_waited_for(tmp_path: Path) -> None:
     with mounts.freezable(tmp_path / "disk") as disk:
         file = disk.place / "step-1.pt"
         file.touch()
@@ -149,7 +149,9 @@ def test_the_deciding_thread_waits_for_no_process_that_survives_a_kill(monkeypat
     assert processes.names.startswith("pid 10000000 (?), pid 10000001 (?), ")
 
 
-def test_without_threads_they_are_named_by_their_pids(sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_left_processes_are_named_by_their_pids_if_no_thread_can_start(
+    sleeper: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Loaders may use up the limit on processes for a moment."""
     reporter = MagicMock()
     monkeypatch.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))

@@ -65,7 +65,7 @@ class Case:
         return worker
 
 
-def test_two_workers_that_wait_for_a_hello_get_one_guardian_and_the_loop_goes_on_meanwhile() -> None:
+def test_two_workers_that_wait_for_a_hello_get_one_guardian_and_the_loop_continues() -> None:
     case = Case()
     workers = [case.wait(), case.wait()]
     case.guardian.take()  # the loop does not wait: an attempt that is stopped meanwhile has none
@@ -78,7 +78,7 @@ def test_two_workers_that_wait_for_a_hello_get_one_guardian_and_the_loop_goes_on
     assert case.guardian.get() is case.guardian.living
 
 
-def test_the_end_of_each_guardian_is_answered_once_also_of_one_that_dies_right_after_its_hello() -> None:
+def test_the_end_of_each_guardian_is_answered_once_even_right_after_its_hello() -> None:
     case = Case()
     case.starts.hello.set()
     case.wait().join(PATIENCE_S)

@@ -119,7 +119,7 @@ FOREIGN: list[dict[str, object]] = [{"hostname": "elsewhere"}, {"machine_id": "a
 
 
 @pytest.mark.parametrize("other", FOREIGN, ids=lambda other: next(iter(other)))
-def test_another_hosts_lock_is_not_taken_by_its_pid(path: Path, gone: int, other: dict[str, object]) -> None:
+def test_the_lock_of_another_host_is_not_taken_by_its_pid(path: Path, gone: int, other: dict[str, object]) -> None:
     write_record(path, pid=gone, **other)
     texts: list[str] = []
     done = threading.Event()
@@ -141,7 +141,7 @@ def test_another_hosts_lock_is_not_taken_by_its_pid(path: Path, gone: int, other
 
 
 @pytest.mark.parametrize("other", FOREIGN, ids=lambda other: next(iter(other)))
-def test_another_hosts_lock_is_taken_when_its_lease_stood_still_while_we_watched(path: Path, gone: int, other: dict[str, object]) -> None:
+def test_the_lock_of_another_host_is_taken_when_its_lease_stood_still(path: Path, gone: int, other: dict[str, object]) -> None:
     write_record(path, pid=gone, since=0.0, **other)
     os.utime(path, (0, 0))  # however old it looks: only our own observation counts
     began = time.monotonic()
@@ -151,7 +151,7 @@ def test_another_hosts_lock_is_taken_when_its_lease_stood_still_while_we_watched
 
 
 @pytest.mark.bench
-def test_another_hosts_lock_is_taken_at_once_with_takeover_and_its_holder_sees_it(path: Path) -> None:
+def test_the_lock_of_another_host_is_taken_at_once_with_takeover(path: Path) -> None:
     first = lock.acquire(path, job="j")
     elsewhere = replace(first.record.process, hostname="elsewhere")
     write_record(path, hostname="elsewhere", token=first.record.token)
@@ -165,7 +165,7 @@ def test_another_hosts_lock_is_taken_at_once_with_takeover_and_its_holder_sees_i
 
 
 @pytest.mark.process
-def test_a_supervisor_in_another_pid_namespace_neither_takes_a_living_lock_nor_waits_when_told_to(path: Path) -> None:
+def test_a_supervisor_in_another_pid_namespace_leaves_a_living_lock_until_a_takeover(path: Path) -> None:
     """The real thing: in there our pid is nobody's, and that must not look like our death."""
     own_lock = lock.acquire(path, job="j")
     code = (
@@ -192,7 +192,7 @@ def test_a_supervisor_in_another_pid_namespace_neither_takes_a_living_lock_nor_w
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"pid": "x"}', "\0" * 100])
-def test_a_record_that_cannot_be_read_counts_as_one_that_cannot_be_seen(path: Path, content: str) -> None:
+def test_an_unreadable_record_counts_as_one_out_of_sight(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
     began = time.monotonic()
     assert lock.acquire(path, job="j", lease_s=0.3).refresh()
@@ -208,7 +208,7 @@ def test_a_successor_that_died_half_way_is_succeeded(path: Path, gone: int) -> N
     assert [entry.name for entry in path.parent.iterdir()] == ["lock"]
 
 
-def test_one_who_comes_late_with_an_old_view_takes_nothing(path: Path, gone: int) -> None:
+def test_a_late_taker_with_an_old_view_takes_no_lock(path: Path, gone: int) -> None:
     write_record(path, pid=gone, token=HEAD)
     old_view = lock._tail(path)  # noqa: SLF001  the race itself, without the luck
     assert old_view is not None

@@ -44,7 +44,7 @@ def job(place: Path, name: str = "slurm-7100", **environ: str) -> Job:
     return Job(name, "new", "gpu08.cluster", command, place, {**STEP, **environ}, Settings(), state, place, "cookie")
 
 
-def test_a_node_without_a_journal_takes_the_newest_of_those_that_left_with_what_lies_beside_it(tmp_path: Path) -> None:
+def test_a_node_without_a_journal_takes_the_newest_one_left_with_its_files(tmp_path: Path) -> None:
     life(tmp_path, "gpu01", (100, 200))
     newest = life(tmp_path, "gpu02", (100, 200), (300, 400))
     life(tmp_path, "gpu10", (100, 500))  # of the step: it continues with its own
@@ -67,7 +67,7 @@ def test_a_task_of_an_array_takes_that_of_its_own_task(tmp_path: Path) -> None:
     assert (here.state / JOURNAL).read_bytes() == own.read_bytes()
 
 
-def test_a_node_that_missed_a_life_of_the_job_takes_that_and_keeps_its_own_journal_beside_it(tmp_path: Path) -> None:
+def test_a_node_that_missed_a_run_takes_its_journal_and_keeps_its_old_one(tmp_path: Path) -> None:
     old = life(tmp_path, "gpu08.cluster", (100, 200)).read_bytes()
     newest = life(tmp_path, "gpu02", (300, 400))
     here = job(tmp_path, SLURM_RESTART_COUNT="2")
@@ -95,13 +95,13 @@ def test_a_node_that_took_part_in_that_life_keeps_its_own(tmp_path: Path) -> Non
     ],
     ids=["not-requeued", "no-step", "unread", "another-job", "hosts-have-other-names"],
 )
-def test_nothing_is_carried_along_elsewhere(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_an_uncertain_move_carries_no_files_along(tmp_path: Path, environ: dict[str, str]) -> None:
     life(tmp_path, "gpu02", (100, 200))
     here = job(tmp_path, **environ)
     assert carry_along(here) == ""
     assert list(here.state.iterdir()) == []
 
 
-def test_nothing_is_carried_along_where_all_nodes_stayed(tmp_path: Path) -> None:
+def test_a_job_whose_nodes_all_stayed_carries_no_files_along(tmp_path: Path) -> None:
     life(tmp_path, "gpu10", (100, 200))
     assert carry_along(job(tmp_path)) == ""

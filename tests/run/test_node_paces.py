@@ -72,7 +72,7 @@ SLOW = {MEMBERS[0]: 0.5, MEMBERS[1]: 0.95, MEMBERS[2]: 0.55}
 ALIKE = dict.fromkeys(MEMBERS, 0.6)
 
 
-def test_a_slow_node_is_one_alert_with_its_rank_and_what_its_health_checks_say_and_one_line_when_it_is_over(job: Coordinator) -> None:
+def test_a_slow_node_is_one_alert_with_its_rank_and_its_health(job: Coordinator) -> None:
     job.train(4, SLOW)
     assert job.actions == []
     job.train(16, SLOW, gpu="GPU 1", health="GPU 1 is throttled: heat")
@@ -88,7 +88,7 @@ def test_a_slow_node_is_one_alert_with_its_rank_and_what_its_health_checks_say_a
     assert loss_and_pace.stragglers(job.state.attempt) == ()
 
 
-def test_an_attempt_begins_anew_and_what_is_of_another_one_or_of_no_member_counts_for_nothing(job: Coordinator) -> None:
+def test_paces_of_another_attempt_or_of_no_member_count_for_nothing(job: Coordinator) -> None:
     job.train(4, SLOW)
     job.state = replace(job.state, attempt=replace(job.state.attempt, number=5))
     job.train(10, SLOW)
@@ -112,7 +112,7 @@ def test_where_nothing_is_to_be_compared_no_thread_is_started(job: Coordinator) 
     assert job.threads == []
 
 
-def test_a_standing_names_the_gpu_of_the_slowest_rank_and_what_is_wrong_with_it_and_the_node() -> None:
+def test_a_standing_names_the_gpu_of_the_slowest_rank_and_its_faults() -> None:
     findings = (
         Finding("gpu_throttle", "gpu:GPU-b", "degraded", "GPU 3 is throttled: heat"),
         Finding("gpu_pcie", "gpu:GPU-a", "degraded", "GPU 2 has 8 lanes"),

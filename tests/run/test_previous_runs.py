@@ -44,7 +44,7 @@ def test_a_run_that_was_ended_before_it_began_changes_nothing(earlier: int, prog
     assert previous_runs.programs_seen(replace(previous, state=JobState(run)), JOB) == programs
 
 
-def test_another_command_gets_nothing() -> None:
+def test_a_run_of_another_command_is_not_continued() -> None:
     previous = past(143, ("python", "other.py"))
     assert (previous_runs.unfinished(previous, JOB), previous_runs.programs_seen(previous, JOB)) == (False, ())
     assert not previous_runs.unfinished(replace(previous, last_run=None), JOB)

@@ -94,7 +94,7 @@ def sampling(
     return sampling
 
 
-def test_one_reading_shows_progress_and_a_hang(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_reading_serves_progress_and_hangs(tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     loop, taken = VirtualLoop(), []
     (rank,) = look.with_beats((), heartbeats.read(tmp_path / "heartbeat"))
     nothing_moves = look.Look(0.0, ())
@@ -186,7 +186,7 @@ def test_ranks_that_are_being_stopped_are_not_watched(tmp_path: Path, beat: Hear
     assert {type(event) for event in loop.posted} == {ProgressObserved}
 
 
-def test_an_observer_that_fails_is_reported_and_the_others_go_on(
+def test_a_failing_observer_is_reported_and_the_others_continue(
     tmp_path: Path, beat: HeartbeatWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_args: object, **_kwargs: object) -> None:

@@ -74,7 +74,7 @@ def test_every_page_of_a_directory_is_read_once(checkpoint: Path) -> None:
 
 
 @pytest.mark.process
-def test_no_more_is_read_than_memory_permits_and_an_end_ends_it(checkpoint: Path) -> None:
+def test_the_read_ahead_stays_within_memory_and_ends_with_the_end(checkpoint: Path) -> None:
     assert read_ahead(str(checkpoint), never, OwnRanks(), room=lambda: 3 * CHUNK_BYTES + 1) == 3 * CHUNK_BYTES
     wait_for(lambda: in_memory(checkpoint / "model.pt") >= pages(3 * CHUNK_BYTES), "the beginning in memory")
     assert in_memory(checkpoint / "shards" / "0.pt") <= 1
@@ -127,7 +127,7 @@ def in_thread(work: Callable[[], None]) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("change", ["same", "another", "nothing", "ranks read", "ranks only start"])
-def test_a_newer_decision_and_the_reading_of_the_ranks_end_it(checkpoint: Path, change: str) -> None:
+def test_a_newer_decision_or_the_ranks_own_reading_ends_the_read_ahead(checkpoint: Path, change: str) -> None:
     threads, reads = HeldThreads(), change == "ranks read"
     ahead = ReadAhead(threads, lambda: reads, has_others=False)  # type: ignore[arg-type]  a fake edge
     ahead.attempt_failed([0], str(checkpoint))

@@ -99,7 +99,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return free
 
 
-def test_they_are_ordered_once_every_rank_has_its_record(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+def test_standbys_are_ordered_once_every_rank_has_its_record(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "auto")
     scene.write(0)
     scene.pass_time(5)
@@ -124,7 +124,7 @@ def test_a_record_from_before_the_first_step_counts_only_where_no_step_is_seen(t
 
 
 @pytest.mark.parametrize(("load", "cores"), [(1.9, 4), (2.1, 4), (0.1, 1)])
-def test_once_the_imports_are_done_they_are_ordered_before_the_first_step_where_cores_are_idle(
+def test_standbys_are_ordered_after_the_imports_where_cores_are_idle(
     tmp_path: Path, ranks: Any, monkeypatch: pytest.MonkeyPatch, load: float, cores: int,  # noqa: ANN401
 ) -> None:  # fmt: skip
     monkeypatch.setattr(standbys.os, "getloadavg", lambda: (load, 0.0, 0.0))
@@ -156,7 +156,7 @@ def test_a_loop_without_an_optimizer_has_them_after_its_first_round(tmp_path: Pa
     assert scene.sent == [(1, [COMMAND, COMMAND])]
 
 
-def test_one_that_is_not_ready_is_a_cold_restart(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+def test_the_number_of_ready_standbys_is_recorded(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "on")
     scene.pass_time(0.2)
     scene.standbys.reported(1, [8, 9], ready=1, private_kib=155 * 1024, why="")
@@ -165,7 +165,7 @@ def test_one_that_is_not_ready_is_a_cold_restart(tmp_path: Path, ranks: Any) -> 
     assert scene.recorded[-1].text == "now: 2 ready, 310 MiB; left to the rank: torch._dynamo"
 
 
-def test_what_is_reported_is_noted_and_recorded_once(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+def test_a_report_of_standbys_is_noted_and_recorded_once(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "on")
     scene.pass_time(0.2)
     for _ in range(2):
@@ -286,7 +286,7 @@ def test_none_are_ordered_where_memory_is_short(tmp_path: Path, ranks: Any, memo
     assert "8.0 GiB are to stay free" in scene.recorded[-1].text
 
 
-def test_they_are_ended_when_memory_becomes_short_and_not_ordered_again(tmp_path: Path, ranks: Any, memory: list[int]) -> None:  # noqa: ANN401
+def test_standbys_are_ended_when_memory_becomes_short_and_not_ordered_again(tmp_path: Path, ranks: Any, memory: list[int]) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "on")
     scene.write(0)
     scene.write(1)
@@ -303,7 +303,7 @@ def test_they_are_ended_when_memory_becomes_short_and_not_ordered_again(tmp_path
     assert scene.recorded[-1].text.startswith("off: the machine has 3.0 GiB of 64.0 GiB free")
 
 
-def test_a_stop_ends_them(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
+def test_a_stop_ends_the_standbys(tmp_path: Path, ranks: Any) -> None:  # noqa: ANN401
     scene = Scene(tmp_path, ranks, "on")
     scene.pass_time(0.2)
     scene.standbys.reported(1, [8, 9], ready=2, private_kib=0, why="")

@@ -53,7 +53,7 @@ def test_the_run_ends_with_the_exception_of_a_worker_whose_answer_it_waits_for(l
         loop.run()
 
 
-def test_an_exception_of_a_worker_that_nobody_waits_for_is_reported_and_the_run_goes_on(loop: Loop) -> None:
+def test_an_exception_of_an_unawaited_worker_is_reported_and_the_run_continues(loop: Loop) -> None:
     texts: list[str] = []
     threads = Threads(loop, texts.append)
     threads.start("stacks", recurses, awaited=False)
@@ -62,7 +62,7 @@ def test_an_exception_of_a_worker_that_nobody_waits_for_is_reported_and_the_run_
     assert texts[0].startswith("a part of supervise failed (stacks): RecursionError: ")
 
 
-def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop: Loop) -> None:
+def test_a_recurring_task_comes_again_after_an_exception_but_not_during_a_hang(loop: Loop) -> None:
     texts: list[str] = []
     threads, hangs, began = Threads(loop, texts.append), threading.Event(), []
     threads.recur("look", recurses, wait_s=10)
@@ -76,7 +76,7 @@ def test_what_recurs_comes_again_after_an_exception_and_not_while_it_hangs(loop:
     assert len(texts) == 1
 
 
-def test_what_only_watches_is_reported_once_and_ends_nothing(loop: Loop) -> None:
+def test_an_observer_that_fails_is_reported_once_and_ends_nothing(loop: Loop) -> None:
     texts: list[str] = []
     threads = Threads(loop, texts.append)
     for name in ("hangs", "hangs", "pace"):
@@ -115,7 +115,7 @@ def test_a_thread_that_only_computes_or_waits_for_a_processor_is_not_reported(mo
     assert (seen[:3], reported) == ([True] * 3, [])
 
 
-def test_what_is_attempted_may_fail_or_hang() -> None:
+def test_attempted_returns_despite_a_failure_or_a_hang() -> None:
     hangs, ended = threading.Event(), threading.Event()
 
     def hang() -> None:

@@ -72,7 +72,7 @@ def chosen(selection: Selection) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("n_bytes", [GIB, TIB])
-def test_what_was_verified_is_taken_by_its_metadata_whatever_its_size(large: Large, n_bytes: int) -> None:
+def test_a_verified_checkpoint_is_taken_by_its_metadata_whatever_its_size(large: Large, n_bytes: int) -> None:
     for step in (1, 2, 3):
         large.save(step, n_bytes, verified=True)
     assert chosen(large.choose()) == ("step_3.safetensors", "identity")
@@ -80,7 +80,7 @@ def test_what_was_verified_is_taken_by_its_metadata_whatever_its_size(large: Lar
 
 
 @pytest.mark.parametrize("n_bytes", READ)
-def test_what_was_never_verified_is_read_to_its_end_before_an_older_one_is_thought_of(large: Large, n_bytes: int) -> None:
+def test_an_unverified_checkpoint_is_read_to_its_end_before_an_older_one(large: Large, n_bytes: int) -> None:
     large.save(1, TIB, verified=True)
     large.save(2, n_bytes, verified=False)
     assert chosen(large.choose()) == ("step_2.safetensors", "layout")
@@ -88,7 +88,7 @@ def test_what_was_never_verified_is_read_to_its_end_before_an_older_one_is_thoug
 
 
 @pytest.mark.parametrize("n_bytes", READ)
-def test_after_a_failure_that_it_may_have_caused_every_byte_is_the_one_recorded(large: Large, n_bytes: int) -> None:
+def test_every_byte_of_a_suspected_checkpoint_is_compared_with_its_record(large: Large, n_bytes: int) -> None:
     path = large.save(1, n_bytes, verified=True)
     assert chosen(large.choose(suspect=True)) == ("step_1.safetensors", "digest")
     assert large.disk.n_read >= n_bytes

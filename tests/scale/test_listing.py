@@ -87,7 +87,7 @@ def test_a_list_of_many_pages_is_no_stall() -> None:
 
 
 @pytest.mark.parametrize("job", ["job", "another"])
-def test_what_a_start_lists_does_not_grow_with_the_shards_of_a_checkpoint(job: str) -> None:
+def test_the_requests_of_a_start_do_not_grow_with_the_shards_of_a_checkpoint(job: str) -> None:
     pages = []
     for shards in (4, 1100):
         with object_store(mirror_keys("job", 2, shards)) as store:
@@ -104,7 +104,7 @@ def test_a_job_that_begins_anew_looks_only_where_its_own_name_is() -> None:
         assert store.requests == [("list", "another/")]
 
 
-def test_what_is_no_checkpoint_is_not_looked_into() -> None:
+def test_directories_without_a_checkpoint_are_not_searched() -> None:
     """A bucket that also holds data sets: of each directory two levels are listed, and no file is read."""
     images = (f"images/train/n{number:05d}/{image}.jpg" for number in range(300) for image in range(5))
     with object_store(images) as store:

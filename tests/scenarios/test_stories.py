@@ -101,5 +101,5 @@ def all_hold() -> bool:
     return True
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_stories() -> None:
     assert len(STORIES) >= 60

@@ -56,12 +56,12 @@ def broken(outcomes: list[seeds.Outcome]) -> str:
     return "\n".join(f"python -m tests.simulation --seed {o.seed} --verbose: {o.broken}" for o in outcomes if o.broken)
 
 
-def test_nothing_is_broken_in_the_first_of_them() -> None:
+def test_the_first_seeds_break_no_rule() -> None:
     assert not broken([seeds.played(seed) for seed in range(5)])
 
 
 @pytest.mark.slow
-def test_nothing_is_broken(outcomes: list[seeds.Outcome]) -> None:
+def test_no_seed_breaks_a_rule(outcomes: list[seeds.Outcome]) -> None:
     assert not broken(outcomes)
 
 
@@ -117,7 +117,7 @@ def test_the_same_seed_is_the_same_history() -> None:
 
 
 @pytest.mark.slow
-def test_a_seed_replays_with_what_judges_it() -> None:
+def test_a_seed_is_replayed_with_its_judge() -> None:
     judged = []
 
     def judge(state, event):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 (decide's own)

@@ -92,7 +92,7 @@ def test_a_job_that_a_person_cancels_saves_and_is_not_started_again(slurm: Slurm
     assert (tmp_path / "ckpt" / f"step-{saved:08d}.pt").exists()
 
 
-def test_what_supervise_gave_up_fails_and_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_that_supervise_gave_up_fails_and_is_not_requeued(slurm: SlurmCluster, tmp_path: Path) -> None:
     script = printed(tmp_path, "--state-dir", "state", "--", sys.executable, "-c", "import sys; sys.exit(3)")
     number = slurm.submit(script, tmp_path)
     failed = slurm.wait_for_state(number, "FAILED")

@@ -65,7 +65,7 @@ def test_on_one_node_and_for_another_command_nothing_is_added(tmp_path: Path) ->
     [(ExitCode.REQUEUE, True), (143, True), (129, True)]
     + [(code, False) for code in (0, 1, 130, 137, *(code for code in ExitCode if code not in {ExitCode.REQUEUE, ExitCode.BAD_NODE}))],
 )
-def test_the_job_comes_back_only_where_it_is_to_go_on(tmp_path: Path, code: int, comes_back: bool) -> None:  # noqa: FBT001  a parameter
+def test_the_job_is_requeued_only_where_it_is_to_continue(tmp_path: Path, code: int, comes_back: bool) -> None:  # noqa: FBT001  a parameter
     ended, _, asked = run_script(tmp_path, batch.script([], TRAIN, nodes=1, notice_s=60), code)
     assert (ended, asked) == (code, "supervise slurm requeue\n" if comes_back else "")
 
@@ -77,7 +77,7 @@ def test_after_an_end_for_want_of_a_fit_node_only_our_command_may_bring_the_job_
     assert run_script(tmp_path, text, ExitCode.BAD_NODE, BROKEN="yes")[2] == "", "Slurm itself would take the same node"
 
 
-def test_what_a_site_demands_and_fits_is_taken(tmp_path: Path) -> None:
+def test_options_demanded_by_a_site_are_taken_if_they_fit(tmp_path: Path) -> None:
     text = batch.script([], TRAIN, nodes=2, notice_s=60, sbatch=["ntasks=2", "ntasks-per-node=1", "signal=R:USR2@9"])
     assert all(f"#SBATCH --{line}" in text for line in ("ntasks=2", "ntasks-per-node=1", "signal=R:USR2@9"))
     assert run_script(tmp_path, text, JOB_CODE="0")[0] == 0
@@ -133,7 +133,7 @@ def test_on_several_nodes_the_code_of_the_job_counts_and_not_the_highest_of_its_
         (1, ["signal=B:USR1@60"], ["true"], "the notice would come to the batch script alone"),
     ],
 )
-def test_what_cannot_be_is_an_error(nodes: int, sbatch: list[str], command: list[str], error: str) -> None:
+def test_an_impossible_script_is_an_error(nodes: int, sbatch: list[str], command: list[str], error: str) -> None:
     with pytest.raises(SuperviseError, match=error) as raised:
         batch.script([], command, nodes=nodes, notice_s=60, sbatch=sbatch)
     assert raised.value.exit_code == ExitCode.USAGE

@@ -133,7 +133,7 @@ def test_a_cancelled_job_saves_once_and_is_not_started_again(slurm: SlurmCluster
 
 
 @on_nodes([2])
-def test_a_job_that_a_person_requeues_saves_once_and_goes_on_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_requeued_by_a_person_saves_once_and_continues_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "400")
     slurm.run("scontrol", "requeue", number)
     come_back(slurm, number)
@@ -141,7 +141,7 @@ def test_a_job_that_a_person_requeues_saves_once_and_goes_on_on_both_nodes(slurm
 
 
 @on_nodes([2])
-def test_a_job_whose_node_goes_down_saves_once_and_goes_on_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_a_job_whose_node_goes_down_saves_once_and_continues_on_both_nodes(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "400")
     slurm.run("scontrol", "update", "nodename=node-1", "state=down", "reason=a test")
     come_back(slurm, number)  # once the node's slurmd registers again (ReturnToService=2)
@@ -157,7 +157,7 @@ def test_a_notice_before_the_time_limit_has_both_save_once_and_brings_the_job_ba
 
 
 @on_nodes([3])
-def test_an_elastic_job_goes_on_without_a_node_that_is_lost_and_is_requeued_as_any_other(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_an_elastic_job_continues_without_a_lost_node_and_is_requeued_like_any_other(slurm: SlurmCluster, tmp_path: Path) -> None:
     number = submit(slurm, tmp_path, "--steps", "100000", "--save-every=20", nnodes="2:3", sbatch=("no-kill",))
     assert output(tmp_path, number).count("--rdzv-endpoint=node-0:") == 3
     wait_for(lambda: list((tmp_path / "ckpt").glob("*.pt")), "a checkpoint", 60)

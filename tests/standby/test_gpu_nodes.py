@@ -76,7 +76,7 @@ def log(libraries: Libraries, tmp_path: Path) -> Path:
     return tmp_path / "initialized"
 
 
-def test_what_initialises_cuda_by_torch_while_it_is_imported_is_never_imported_in_advance(libraries: Libraries, log: Path) -> None:
+def test_a_library_that_initialises_cuda_at_import_is_never_imported_in_advance(libraries: Libraries, log: Path) -> None:
     """A context takes memory of a GPU that a rank may need."""
     state, note, _ = libraries.prepare(
         "import torch, lib_a, lib_b, lib_c", lib_a="", lib_b="import lib_deep", lib_c="", lib_deep="import torch\ntorch.cuda.init()"
@@ -101,7 +101,7 @@ def test_a_script_that_initialises_cuda_between_its_imports_has_a_standby_of_all
     ],
     ids=["initialised", "loaded"],
 )
-def test_what_initialises_the_driver_by_itself_is_left_to_the_rank(
+def test_a_library_that_initialises_the_driver_is_left_to_the_rank(
     libraries: Libraries, log: Path, driver: Path, text: str, why: str
 ) -> None:
     libraries.ranks.variables["LD_LIBRARY_PATH"] = str(driver)
@@ -112,14 +112,14 @@ def test_what_initialises_the_driver_by_itself_is_left_to_the_rank(
     assert log.exists() is bool(why)
 
 
-def test_where_torch_comes_with_what_uses_a_gpu_there_is_no_standby(libraries: Libraries, log: Path) -> None:
+def test_a_torch_imported_with_a_library_that_uses_a_gpu_allows_no_standby(libraries: Libraries, log: Path) -> None:
     state, why, _ = libraries.prepare("import lib_a", lib_a="import torch\ntorch.cuda.init()")
     assert (state, why) == (REFUSED, "lib_a (initialises CUDA) is left to the rank, and torch with it")
     assert len(log.read_text().split()) == 1
 
 
 @pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD128", "/dev/null"])
-def test_an_open_device_of_a_gpu_is_a_use_of_it(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+def test_an_open_device_of_a_gpu_is_a_use_of_the_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(preload, "_target", lambda _number: device)
     assert preload.used_gpu() == ("" if device == "/dev/null" else f"opens {device}")
 

@@ -72,7 +72,7 @@ QUICK_SCRIPTS = ("sets a variable that a library reads",)
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else (pytest.mark.slow,)) for name in CASES])
-def test_nothing_tells_them_apart(name: str, job: Job) -> None:
+def test_a_warm_start_equals_a_cold_start(name: str, job: Job) -> None:
     assert_equal(job, CASES[name])
 
 
@@ -210,7 +210,7 @@ CHANGES: dict[str, tuple[Callable[[Path], None], Callable[[Path], None], str]] =
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_changes_while_a_standby_waits_is_not_missed(name: str, job: Job, interpreter: str, tmp_path: Path) -> None:
+def test_a_change_while_a_standby_waits_is_not_missed(name: str, job: Job, interpreter: str, tmp_path: Path) -> None:
     """Where a standby would be another process than a cold start it is not used; in each case the outcome is a cold start's."""
     at_first, later, why = CHANGES[name]
     case = _script(tmp_path / "script", "import lib_original, lib_variable\n", interpreter)

@@ -82,7 +82,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_what_a_script_does_before_torch_holds_and_its_restart_is_warm(name: str, job: Job, tmp_path: Path) -> None:
+def test_settings_made_by_a_script_before_torch_hold_and_its_restart_is_warm(name: str, job: Job, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     shutil.copy(PROBES / "observed.py", tmp_path)
     (tmp_path / "settings.py").write_text("import os\nos.environ['OMP_NUM_THREADS'] = '2'\nos.environ['NCCL_DEBUG'] = 'WARN'\n")
@@ -109,9 +109,7 @@ def test_what_a_script_does_before_torch_holds_and_its_restart_is_warm(name: str
     [("", "INFO"), ("import os\nos.environ['TORCH_DISTRIBUTED_DEBUG'] = 'OFF'\n", "OFF")],
     ids=["by the trace", "by the script"],
 )
-def test_what_traces_the_collectives_of_the_next_attempt_is_no_reason_for_a_cold_start(
-    job: Job, tmp_path: Path, head: str, level: str
-) -> None:
+def test_variables_that_trace_the_collectives_cause_no_cold_start(job: Job, tmp_path: Path, head: str, level: str) -> None:
     """The attempt after a hang may get these variables; torch has a recorder of so many collectives only if it reads them in time."""
     (tmp_path / "script.py").write_text(
         head + "import torch\nimport torch.distributed as dist\nfrom torch._C import _distributed_c10d as c10d\nfrom observed import show\n"
@@ -133,7 +131,7 @@ def test_what_traces_the_collectives_of_the_next_attempt_is_no_reason_for_a_cold
     assert not differences(colds, warm)
 
 
-def test_where_a_script_computes_a_value_anew_its_rank_starts_cold_and_the_next_standby_leaves_it_alone(job: Job, tmp_path: Path) -> None:
+def test_a_value_that_a_script_computes_anew_makes_its_rank_start_cold(job: Job, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     shutil.copy(PROBES / "observed.py", tmp_path)
     script.write_text(

@@ -27,7 +27,7 @@ OOM = Claim(Cause.CUDA_OOM, 0.97)
     ],
     ids=str,
 )
-def test_what_proves_an_out_of_memory_error(fact: Evidence, *, proves: bool) -> None:
+def test_only_certain_facts_prove_an_out_of_memory_error(fact: Evidence, *, proves: bool) -> None:
     assert consent.proves(fact, Cause.CUDA_OOM) is proves
 
 

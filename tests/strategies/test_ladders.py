@@ -98,7 +98,7 @@ def test_the_plan_for_a_failure(situation: Situation, wanted: tuple[PlanKind, in
 
 
 @pytest.mark.parametrize("cause", Cause)
-def test_every_cause_has_a_plan_that_says_why_and_what_is_next(cause: Cause) -> None:
+def test_every_cause_has_a_plan_with_a_reason_and_a_next_step(cause: Cause) -> None:
     plan: Plan = propose(situation(cause))
     assert plan.reason
     assert plan.next_ladder_step
@@ -151,7 +151,7 @@ def test_words_alone_end_no_run_as_preempted_or_interrupted() -> None:
         assert propose(replace(unsure, policy=replace(unsure.policy, max_restarts=0))).kind is PlanKind.STOP
 
 
-def test_what_is_missing_is_to_be_installed() -> None:
+def test_the_next_step_for_a_missing_package_is_its_installation() -> None:
     lacking = situation(Cause.DEPENDENCY, before_first_step=True)
     assert propose(lacking).next_ladder_step == "install versions that fit each other"
     for module, remedy in (
@@ -202,7 +202,7 @@ def test_fewer_loader_workers_answer_only_where_there_is_a_loader_and_no_save(ph
 
 
 @pytest.mark.parametrize(("is_last", "is_outage"), [(True, False), (False, True)])
-def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_outage: bool) -> None:  # noqa: FBT001  parameters
+def test_a_file_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_outage: bool) -> None:  # noqa: FBT001  parameters
     where = "user_code:FileNotFoundError:train.py:evaluate"
     verdict = FailureVerdict(Cause.USER_CODE, 0.7, "no such file", f"{where}:init", facts=(("exception", "FileNotFoundError"),))
     given = situation(
@@ -218,7 +218,7 @@ def test_what_is_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_o
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_what_the_failed_attempt_had_already_is_no_advice(is_set: bool) -> None:  # noqa: FBT001  parameters
+def test_a_setting_of_the_failed_attempt_is_no_advice(is_set: bool) -> None:  # noqa: FBT001  parameters
     because = (Evidence("error_file", "exception", "OutOfMemoryError", 0, claim=Claim(Cause.CUDA_OOM, 0.97)),)
     facts = (("reserved_unallocated", str(4 * 2**30)), ("capacity", str(80 * 2**30)))
     given = situation(

@@ -43,7 +43,7 @@ def test_with_fewer_nodes_the_next_attempt_waits_for_as_many_as_trained_and_reje
     )
 
 
-def test_with_more_nodes_it_stops_and_names_the_command_that_begins_with_as_many_as_trained() -> None:
+def test_with_more_nodes_the_job_stops_and_names_the_command_for_the_trained_number() -> None:
     plan = propose(of(OwnChange(TWO, THREE, trained=True)))
     assert (plan.kind, plan.exit_code, plan.strategy) == (PlanKind.STOP, 65, "own_change")
     assert "--nnodes=2" in plan.next_ladder_step
@@ -75,7 +75,7 @@ def test_fewer_ranks_on_a_node_whose_gpu_is_out_of_use_leave_the_node() -> None:
     ],
     ids=["it may pass", "the network", "a read", "before it too", "the user's own", "no agent", "not of the batch", "its own cause"],
 )
-def test_a_change_is_not_suspected_for_what_does_not_follow_from_it(situation: Situation) -> None:
+def test_a_change_is_not_suspected_for_an_unrelated_failure(situation: Situation) -> None:
     assert propose(situation).strategy != "own_change"
 
 
@@ -108,7 +108,7 @@ def test_with_fewer_nodes_a_loaders_words_wait_for_as_many_as_saved() -> None:
     )
 
 
-def test_with_more_nodes_than_saved_it_stops_and_names_the_command() -> None:
+def test_with_more_nodes_than_saved_the_job_stops_and_names_the_command() -> None:
     plan = propose(refused_by_loader(OwnChange(TWO, THREE, trained=True)))
     assert (plan.kind, plan.exit_code, plan.rejected) == (PlanKind.STOP, 65, ())
     assert plan.reason == "the program saved with 8 ranks and loads with 8 only; 12 are here"

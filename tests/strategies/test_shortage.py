@@ -40,7 +40,7 @@ def test_a_tenth_of_the_room_is_left(micro: int, most: int) -> None:
     assert Shortage(4 * GIB, 60 * GIB, 23 * GIB).most(micro) == most
 
 
-def test_it_is_always_less_than_what_did_not_fit() -> None:
+def test_the_proposed_micro_batch_is_less_than_the_failed_one() -> None:
     assert Shortage(9 * GIB, 2 * GIB, 10 * GIB).most(8) == 6
     assert Shortage(100 * GIB, GIB, 100 * GIB).most(3) == 2
     assert Shortage(999 * GIB, GIB, 1200 * GIB).most(3) == 2

@@ -19,7 +19,7 @@ SURE = FailureVerdict(Cause.CUDA_OOM, 0.97, "it failed", "cuda_oom:print", becau
 OOM = situation(Cause.CUDA_OOM, verdict=SURE, policy=POLICY, knobs=KNOBS, world_size=2, ranks=2)
 
 
-def test_it_stands_behind_the_guards() -> None:
+def test_the_users_row_stands_behind_the_guards() -> None:
     mismatch = ladder(Cause.CHECKPOINT_MISMATCH, Policy(recover=(("checkpoint_mismatch", ROW),)))
     assert mismatch.index("users_row") == mismatch.index("own_change") + 1, "it has two steps before the guards"
     assert ladder(Cause.CUDA_OOM, POLICY) == (*SUSPECTS, "users_row", *LADDERS[Cause.CUDA_OOM][len(SUSPECTS) :])
@@ -40,7 +40,7 @@ def test_a_cause_of_the_users_own_has_the_ladder_of_a_program_and_its_row_answer
     assert propose(again).strategy == "same_place"
 
 
-def test_it_sets_what_the_row_says_and_is_not_charged() -> None:
+def test_the_users_row_sets_its_values_and_is_not_charged() -> None:
     plan = propose(OOM)
     assert (plan.kind, plan.strategy, plan.charged) == (PlanKind.RESTART, "users_row", False)
     assert plan.reason == "your row [recover.cuda_oom] sets batch_size=8, grad_accum=4"
@@ -58,7 +58,7 @@ def test_it_sets_what_the_row_says_and_is_not_charged() -> None:
         ((("env:MODE", "careful"),), ""),
     ],
 )
-def test_another_global_batch_is_noted(row: tuple[tuple[str, str], ...], note: str) -> None:
+def test_a_row_with_another_global_batch_is_noted(row: tuple[tuple[str, str], ...], note: str) -> None:
     plan = propose(replace(OOM, policy=replace(POLICY, recover=(("cuda_oom", row),))))
     assert plan.strategy == "users_row"
     assert plan.notes == ((note,) if note else ())
@@ -79,7 +79,7 @@ def test_a_knob_that_is_not_enabled_is_not_set() -> None:
     assert propose(replace(OOM, policy=replace(POLICY, batch_change=False))).strategy != "users_row"
 
 
-def test_it_acts_once_and_what_a_later_ladder_step_changed_stays() -> None:
+def test_the_users_row_acts_once_and_a_later_change_stays() -> None:
     taken = replace(OOM, failures=(failure(Cause.CUDA_OOM, ladder_step="users_row", changed=True),), overrides=ROW)
     now = tuple(replace(knob, value=dict(ROW)[knob.name]) for knob in KNOBS)
     again = propose(replace(taken, knobs=now))
@@ -96,13 +96,13 @@ def test_a_row_that_was_taken_back_in_this_run_does_not_act_again() -> None:
     assert propose(replace(OOM, failures=(back,))).strategy == "users_row"
 
 
-def test_once_the_row_was_edited_and_its_changes_were_taken_back_it_acts_again() -> None:
+def test_an_edited_row_acts_again_once_its_changes_were_taken_back() -> None:
     edited = replace(POLICY, recover=(("cuda_oom", (("batch_size", "4"),)),))
     plan = propose(replace(OOM, policy=edited, failures=(failure(Cause.CUDA_OOM, ladder_step="users_row", changed=True),)))
     assert [(c.knob, c.new) for c in plan.changes] == [("batch_size", "4")]
 
 
-def test_what_the_attempt_ran_with_already_is_no_change() -> None:
+def test_a_value_that_the_attempt_already_had_is_no_change() -> None:
     policy = replace(POLICY, recover=(("cuda_oom", (("batch_size", "32"),)),))
     assert propose(replace(OOM, policy=policy)).strategy == "halve_batch"
 

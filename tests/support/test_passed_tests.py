@@ -74,7 +74,7 @@ def run(checkout: Path, *more: str) -> tuple[list[str], int, str]:
 ALL = ["0", "1", "2", "3", "fixture"]
 
 
-def test_what_passed_is_left_out_until_something_changes(checkout: Path) -> None:
+def test_a_passed_test_is_left_out_until_a_change(checkout: Path) -> None:
     (checkout / "fails-2").touch()
     (checkout / "fails-end").touch()
     assert run(checkout, "-n", "2")[:2] == (ALL, 1)

@@ -42,7 +42,7 @@ def ended(machine: Machine, unit: str) -> bool:
     return machine.show(unit)["ActiveState"] in {"failed", "inactive"}
 
 
-def test_it_says_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: str, name: str) -> None:
+def test_the_unit_reports_ready_and_status_and_stops_by_term(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sleep", "1000"], bin_dir, drop_in=HERE_IN)
     started = machine.run("systemctl", "start", unit)
     assert started.returncode == 0, machine.journal(unit)
@@ -73,7 +73,7 @@ def test_a_stop_in_which_the_ranks_saved_is_no_failure(machine: Machine, name: s
 
 
 @pytest.mark.parametrize("code", [64, 65, 69, 78])
-def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str, code: int) -> None:
+def test_a_failure_that_a_restart_cannot_mend_is_not_restarted(machine: Machine, name: str, code: int) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: ended(machine, unit))
@@ -83,7 +83,7 @@ def test_what_a_restart_cannot_help_is_not_restarted(machine: Machine, name: str
 
 
 @pytest.mark.parametrize("code", [1, 3, 70, 75, 124])
-def test_what_a_restart_may_help_is_restarted(machine: Machine, name: str, code: int) -> None:
+def test_a_failure_that_a_restart_may_mend_is_restarted(machine: Machine, name: str, code: int) -> None:
     unit = machine.unit(name, ["sh", "-c", f"exit {code}"], STAND_IN, drop_in=f"{HERE_IN}\n{QUICK}")
     machine.run("systemctl", "start", unit)
     wait_for(lambda: int(machine.show(unit)["NRestarts"]) >= 1)
@@ -113,7 +113,7 @@ def test_a_supervisor_that_hangs_is_ended_and_started_again(machine: Machine, bi
     assert machine.run("systemctl", "stop", unit, timeout=90).returncode == 0
 
 
-def test_after_kill_9_it_is_started_again_and_nothing_of_before_is_left(machine: Machine, bin_dir: str, name: str) -> None:
+def test_the_unit_is_started_again_after_kill_9_and_no_old_process_is_left(machine: Machine, bin_dir: str, name: str) -> None:
     unit = machine.unit(name, ["sh", "-c", "sleep 1000 & sleep 1001"], bin_dir, drop_in=f"{HERE_IN}\n{QUICK}")
     assert machine.run("systemctl", "start", unit).returncode == 0, machine.journal(unit)
     properties = machine.show(unit)
@@ -155,7 +155,7 @@ def test_a_failure_that_repeats_itself_is_given_up_by_both(machine: Machine, own
     assert "rank 0 exited with code 42" in machine.journal(unit)
 
 
-def test_without_a_user_it_does_not_run(machine: Machine, name: str) -> None:
+def test_a_unit_without_a_user_does_not_run(machine: Machine, name: str) -> None:
     unit = machine.unit(name, ["true"], STAND_IN, drop_in=QUICK)
     assert machine.run("systemctl", "start", unit).returncode != 0
     machine.run("sleep", "2")  # RestartSec=1 would have passed
@@ -183,7 +183,7 @@ def test_a_supervise_that_is_not_found_is_reported(machine: Machine, name: str) 
     assert "supervise" in machine.journal(unit)
 
 
-def test_without_a_config_file_it_is_not_even_tried(machine: Machine) -> None:
+def test_a_unit_without_a_config_file_is_not_tried(machine: Machine) -> None:
     started = machine.run("systemctl", "start", "supervise@nobody-wrote-one.service")
     assert started.returncode != 0
     assert "Assertion failed" in started.stderr

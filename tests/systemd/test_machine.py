@@ -54,7 +54,7 @@ UNIT = "supervise@bert.service"
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["reboot", "power cut"])
-def test_the_job_is_started_at_boot_and_goes_on_from_its_checkpoint(
+def test_the_job_is_started_at_boot_and_continues_from_its_checkpoint(
     boot: Callable[..., AbstractContextManager[Machine]], tmp_path: Path, how: str
 ) -> None:
     place = tmp_path / "srv" / "job"  # systemd-tmpfiles sets the mode of /srv itself
@@ -131,7 +131,7 @@ def test_a_mirror_that_is_waited_for_does_not_fail_the_start(machine: Machine) -
     assert "nothing shows that the command takes a checkpoint" in machine.journal(unit, "-p", "warning")
 
 
-def test_the_timer_examines_the_node_and_one_that_is_not_fit_alerts(machine: Machine) -> None:
+def test_the_timer_examines_the_node_and_an_unfit_one_alerts(machine: Machine) -> None:
     machine.installed("timed", '[job]\ncommand = ["true"]\n', OURS, "/")
     unit, alert = "supervise-doctor.service", "/var/lib/supervise/doctor/alert"
     machine.write("/etc/supervise/doctor.toml", f'[[alerts.sink]]\nkind = "exec"\ndetail = "lines"\ncommand = ["tee", "{alert}"]\n')
@@ -172,7 +172,7 @@ def test_a_unit_that_failed_for_good_alerts(machine: Machine) -> None:
     assert f"{unit} failed" in sent["lines"][0]
 
 
-def test_what_supervise_gave_up_is_alerted_once_and_shown_in_the_status(machine: Machine) -> None:
+def test_a_job_that_supervise_gave_up_alerts_once_and_shows_in_the_status(machine: Machine) -> None:
     sink = '[[alerts.sink]]\nkind = "exec"\ncommand = ["tee", "-a", "/var/lib/supervise/fails/alert"]\n'
     unit = machine.installed("fails", f'[job]\ncommand = ["sh", "-c", "exit 42"]\n{sink}', OURS, "/")
     machine.run("systemctl", "start", unit, timeout=120)

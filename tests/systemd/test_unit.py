@@ -35,7 +35,7 @@ def settings(unit: Path = UNIT) -> list[tuple[str, str]]:
 
 @needs_systemd
 @pytest.mark.parametrize("unit", EVERY, ids=lambda unit: unit.name)
-def test_systemd_accepts_it(unit: Path) -> None:
+def test_systemd_accepts_the_unit(unit: Path) -> None:
     verified = analyze("verify", "--recursive-errors=no", unit)
     assert (verified.returncode, verified.stderr) == (0, "")
 
@@ -66,7 +66,7 @@ def test_a_planted_mistake_is_found(tmp_path: Path, good: str, bad: str, message
 
 @needs_systemd
 @pytest.mark.parametrize("unit", [unit for unit in EVERY if unit.suffix == ".service"], ids=lambda unit: unit.name)
-def test_it_is_as_confined_as_gpus_permit(unit: Path) -> None:
+def test_the_unit_is_as_confined_as_gpus_permit(unit: Path) -> None:
     secured = analyze("security", "--offline=true", f"--threshold={EXPOSURE}", unit)
     assert secured.returncode == 0, secured.stdout[-200:]
 
@@ -77,14 +77,14 @@ def test_readme_explains_each_directive_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["supervise@.service", "supervise-doctor.service"])
-def test_it_starts_after_what_gpus_and_links_need_and_may_read_the_kernel_s_log(name: str) -> None:
+def test_the_unit_starts_after_the_gpu_services_and_may_read_the_kernels_log(name: str) -> None:
     given = settings(UNITS / name)
     after = {unit for key, value in given if key == "After" for unit in value.split()}
     assert {f"{unit}.service" for unit in ("nvidia-persistenced", "nvidia-fabricmanager", "nvidia-imex", "openibd")} <= after
     assert ("SupplementaryGroups", "systemd-journal") in given
 
 
-def test_what_is_left_out_is_left_out() -> None:
+def test_the_settings_listed_as_left_out_are_left_out() -> None:
     table = README.split("## What is left out")[1].split("## ")[0]
     left_out = {name for row in table.splitlines() if row.startswith("| ") for name in re.findall(r"[A-Z]\w+(?!=)", row.split(" | ")[0])}
     assert left_out & {key for key, _ in settings()} <= {"ProtectSystem"}

@@ -143,7 +143,7 @@ def test_text_that_is_no_unicode_comes_back_out_of_a_view(tmp_path: Path) -> Non
     assert view == read_view(path) == fold(records_of(lines))
 
 
-def test_what_only_shows_the_end_of_a_journal_has_no_ledgers(tmp_path: Path) -> None:
+def test_a_view_of_only_the_end_of_a_journal_has_no_ledgers(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     lines = lines_of(5, views=60)
     path.write_bytes(b"".join(lines))

@@ -63,7 +63,7 @@ def test_a_job_stands_in_one_state(fields: dict[str, Any], alive: bool | None, t
     assert state_of(JobView(**fields), alive=alive, trains=trains) is word
 
 
-def test_every_word_is_tried_and_said_in_the_guide() -> None:
+def test_every_state_is_tested_and_described_in_the_guide() -> None:
     tried = {row[3] for row in test_a_job_stands_in_one_state.pytestmark[0].args[1]}  # type: ignore[attr-defined]
     assert tried == set(StateWord)
     table = page_text("pages.md").partition("| state | what it is |")[2].partition("\n\n")[0]

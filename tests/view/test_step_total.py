@@ -45,13 +45,13 @@ def total(step: int | None, line: str = "", command: str = "", *, is_relative: b
         (None, "", "python train.py --max_steps 120", None),
     ],
 )
-def test_who_says_it_is_named_and_what_the_steps_contradict_is_none(
+def test_the_source_of_the_total_is_named_and_a_contradicted_total_is_none(
     step: int | None, line: str, command: str, expected: tuple[int, str] | None
 ) -> None:
     assert total(step, line, command) == expected
 
 
-def test_what_the_script_reports_counts_before_all_else() -> None:
+def test_a_total_reported_by_the_script_comes_first() -> None:
     assert total(10, "step 10/120 loss 4", "python train.py --max_steps 99", reported=240) == (240, "reported by the script")
 
 

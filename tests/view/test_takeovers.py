@@ -37,7 +37,7 @@ def a_record_behind_it_is_torn(content: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("damage", "problems"), [(cut_in_the_view, 1), (broken_view, 2), (no_view_left, 4), (a_record_behind_it_is_torn, 1)]
 )
-def test_a_takeover_goes_on_from_a_journal_whose_last_view_is_old_or_torn(
+def test_a_takeover_continues_from_a_journal_whose_last_view_is_old_or_torn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[bytes], bytes], problems: int
 ) -> None:
     path = tmp_path / "journal.jsonl"
@@ -63,7 +63,7 @@ def test_a_takeover_goes_on_from_a_journal_whose_last_view_is_old_or_torn(
     assert read_end(path).incidents == view.incidents[-1:]
 
 
-def test_views_go_on_over_a_takeover_and_none_repeats_what_another_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_views_continue_over_a_takeover_and_none_repeats_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal.jsonl"
     job = LongJob(path, "node", monkeypatch)
     job.train(300)

@@ -27,7 +27,7 @@ def test_foreign_text_is_one_line_and_turns_none_round() -> None:
     assert printable("a\x1b[2J\u202eb\u2028c\u2066\n") == "a [2J b c"
 
 
-def test_amounts_are_said_as_people_say_them() -> None:
+def test_amounts_are_written_in_human_units() -> None:
     assert progress_text(5 << 30, 1 << 40, 1 << 30) == "5.0 GiB of 1.0 TiB, 1.0 GiB/s, 16 min 59 s left"
     assert progress_text(1 << 30, 40 << 40, 102 << 20) == "1.0 GiB of 40.0 TiB, 102 MiB/s, 114 h 13 min left"
     assert progress_text(0, 10 << 20) == "0 bytes of 10 MiB"
@@ -62,7 +62,7 @@ def test_the_rate_and_the_time_left_are_those_of_now(monkeypatch: pytest.MonkeyP
         terminal.await_text(r"reading x .*\d MiB of 100 MiB, \S+ [MK]iB/s, .* left")
 
 
-def test_quick_work_shows_nothing_and_imports_nothing_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_work_shows_no_bar_and_imports_no_renderer(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch, delay_s=600.0)
     monkeypatch.delitem(sys.modules, "rich.progress", raising=False)
     with stderr_is_a_terminal(monkeypatch) as terminal, ProgressBar("reading x", 10) as bar:
@@ -72,7 +72,7 @@ def test_quick_work_shows_nothing_and_imports_nothing_for_it(monkeypatch: pytest
     assert "rich.progress" not in sys.modules
 
 
-def test_it_moves_on_where_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_moves_on_where_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch)
     monkeypatch.setattr(progress, "_SILENT_S", 0.05)
     with stderr_is_a_terminal(monkeypatch) as terminal, ProgressBar("reading x", 100 << 20) as bar:
@@ -128,7 +128,7 @@ def test_a_line_that_is_printed_meanwhile_stands_alone(monkeypatch: pytest.Monke
         wait_for(lambda: terminal.rows == warnings, "the end of the bar")
 
 
-def test_within_another_one_it_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_within_another_one_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch)
     with stderr_is_a_terminal(monkeypatch) as terminal, ProgressBar("outer", 10):
         with ProgressBar("inner", 10) as inner:
@@ -137,7 +137,7 @@ def test_within_another_one_it_shows_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert "inner" not in terminal.text
 
 
-def test_what_is_read_twice_does_not_lead_beyond_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_read_twice_do_not_pass_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once(monkeypatch)
     with stderr_is_a_terminal(monkeypatch) as terminal, ProgressBar("x", 1 << 20) as bar:
         bar.advance(1 << 20)
@@ -199,7 +199,7 @@ def test_a_restore_counts_what_it_lists_and_then_what_arrives(monkeypatch: pytes
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", ["a key", "a kill"])
-def test_who_ends_it_finds_the_terminal_as_it_was(tmp_path: Path, how: str) -> None:
+def test_an_interrupt_restores_the_terminal_and_a_kill_leaves_the_cursor(tmp_path: Path, how: str) -> None:
     """^C takes the bar away as well; after a kill the cursor is still there."""
     code = (
         "import time, checkpointing.command_line.progress as p; p._DELAY_S = 0.0\n"

@@ -44,7 +44,7 @@ def test_memory_beyond_the_largest_tensors_is_refused_by_the_kernel() -> None:
         (ModuleNotFoundError("No module named 'torch'", name="torch"), "torch is not installed", "pip install torch"),
     ],
 )
-def test_what_a_person_can_mend_is_said_with_what_helps(error: Exception, message: str, hint: str) -> None:
+def test_an_error_that_a_person_can_mend_comes_with_a_hint(error: Exception, message: str, hint: str) -> None:
     failure = process._failure(error)  # noqa: SLF001  the table of its endings
     assert failure is not None
     assert message in failure[0]

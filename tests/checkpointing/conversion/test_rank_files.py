@@ -30,7 +30,7 @@ def saves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fsdp1_sharded", "dtensor", "fsdp1_dcp", "fsdp2_dcp", "replicated"])
-def test_what_two_ranks_saved_becomes_whole(saves: Path, tmp_path: Path, way: str) -> None:
+def test_the_files_of_two_ranks_become_one_whole_checkpoint(saves: Path, tmp_path: Path, way: str) -> None:
     assert verify(str(saves / way), own=True).verdict == "verified"
     expected = rows(torch.load(saves / "full.pt", weights_only=True))
     for to in ("torch", "dcp", "safetensors", "hf"):

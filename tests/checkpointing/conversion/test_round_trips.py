@@ -79,7 +79,7 @@ def test_a_record_of_more_than_2_gib_has_64_bit_sizes_and_stays_aligned(
 
 
 @pytest.mark.parametrize("to", ["safetensors", "hf"])
-def test_safetensors_hold_the_models_weights_and_what_is_lost_is_said(tmp_path: Path, to: str) -> None:
+def test_safetensors_hold_the_models_weights_and_the_losses_are_listed(tmp_path: Path, to: str) -> None:
     torch.save(training(), tmp_path / "a.pt")
     answer = convert(tmp_path / "a.pt", tmp_path / "b", to)
     file = tmp_path / "b" / "model.safetensors" if to == "hf" else tmp_path / "b"
@@ -137,7 +137,7 @@ def test_a_type_that_safetensors_lacks_is_refused_by_name(tmp_path: Path) -> Non
     convert(tmp_path / "a.pt", tmp_path / "c", "dcp")
 
 
-def test_what_was_written_wrongly_is_found(tmp_path: Path, flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrongly_written_tensor_is_found(tmp_path: Path, flat: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flipped(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytes(255 - byte for byte in real(tensor)))
 

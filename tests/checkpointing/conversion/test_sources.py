@@ -90,7 +90,7 @@ def test_the_models_weights_are_found(tmp_path: Path, keys: dict[str, Any], path
     assert weights_of(open_source(str(saved(tmp_path, tensors(keys)))).tree) == (path, beside)
 
 
-def test_classes_are_not_imported_and_what_is_lost_is_said(tmp_path: Path) -> None:
+def test_classes_are_not_imported_and_the_losses_are_listed(tmp_path: Path) -> None:
     state = {"model": {"w": W}, "args": argparse.Namespace(lr=1), "hyper": Settings(depth=3), "callbacks": [Callback([1]), Pickled()]}
     answer = convert(saved(tmp_path, state), tmp_path / "b.pt", "torch")
     loaded = torch.load(tmp_path / "b.pt", weights_only=True)
@@ -149,7 +149,7 @@ def test_a_pickle_of_another_protocol_is_refused_with_what_helps(tmp_path: Path)
     assert "save it again" in caught.value.hint
 
 
-def test_nothing_but_values_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_without_tensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointingError, match="there is no tensor"):
         convert(saved(tmp_path, {"epoch": 3}), tmp_path / "b", "torch")
 

@@ -86,7 +86,7 @@ def test_a_damaged_one_is_not(
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, tuple[Path, SoundCheckpoint]], tmp_path: Path) -> None:
+def test_a_checkpoint_with_nan_is_good_with_a_note(name: str, originals: dict[str, tuple[Path, SoundCheckpoint]], tmp_path: Path) -> None:
     checkpoint = copy_of(name, originals, tmp_path)
     not_a_number(checkpoint)
     (verification,) = examine.look(str(checkpoint.path))
@@ -96,7 +96,7 @@ def test_one_that_holds_nan_is_good_with_a_note(name: str, originals: dict[str, 
 
 
 @pytest.mark.parametrize("name", ["torch_zip", "lightning", "hf_trainer", "deepspeed", "megatron"])
-def test_one_that_was_saved_without_crcs_is_unverifiable(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_saved_without_crcs_is_unverifiable(name: str, tmp_path: Path) -> None:
     torch.serialization.set_crc32_options(False)
     try:
         checkpoint = FORMATS[name](tmp_path)

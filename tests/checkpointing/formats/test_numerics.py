@@ -101,7 +101,7 @@ def test_a_mask_may_hold_inf(look: Callable[..., str], mask: torch.Tensor, dtype
     ],
     ids=["two_values", "last", "first", "between"],
 )
-def test_what_is_no_mask_may_not(look: Callable[..., str], values: torch.Tensor) -> None:
+def test_an_infinity_in_a_tensor_that_is_no_mask_is_reported(look: Callable[..., str], values: torch.Tensor) -> None:
     assert look(values).startswith("not finite: Inf at element")
 
 
@@ -129,7 +129,7 @@ def test_names_of_kinds(name: str, kind: str | None) -> None:
 
 @pytest.mark.bench
 @pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16, torch.float16]), ids=str)
-def test_it_is_fast_enough_to_go_unnoticed_beside_a_crc(look: Callable[..., str], dtype: torch.dtype) -> None:
+def test_the_finite_check_is_cheap_beside_a_crc(look: Callable[..., str], dtype: torch.dtype) -> None:
     values = torch.randn(8 << 20).to(dtype)
     raw_bytes = values.numel() * values.element_size()
     with costs_at_most(raw_bytes / 0.5e9):  # measured: 5 to 35 GB/s

@@ -17,7 +17,7 @@ READERS = [op.arg for op in pickletools.opcodes if op.arg is not None and op.arg
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_a_pickler_writes_is_read_as_pickletools_reads_it(text: str) -> None:
+def test_strings_of_a_pickler_are_read_as_pickletools_reads_them(text: str) -> None:
     line = repr(text.encode("latin-1"))[1:].encode("ascii") + b"\n"
     read = reader_of(pickletools.stringnl)
     assert read is not None

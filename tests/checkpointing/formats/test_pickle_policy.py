@@ -79,7 +79,7 @@ SOUND: dict[str, Any] = {
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("name", SOUND)
-def test_what_checkpoints_hold_is_not_dangerous(name: str, protocol: int, tmp_path: Path) -> None:
+def test_usual_contents_of_checkpoints_are_not_dangerous(name: str, protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"value": SOUND[name]}, path, pickle_protocol=protocol)
     verification = verify(str(path), own=True)
@@ -165,7 +165,7 @@ BOMBS: dict[str, object] = {
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_runs_code_is_dangerous(name: str, protocol: int) -> None:
+def test_a_pickle_that_runs_code_is_dangerous(name: str, protocol: int) -> None:
     data = pickle.dumps({"step": 3, "value": BOMBS[name]}, protocol)
     assert scanner.scan(data).dangers, name
     with pytest.raises(scanner.NotAPickle) as torn:
@@ -208,7 +208,7 @@ def test_a_call_that_is_not_listed_is_reported(module: str, name: str, opcode: b
     assert scan.unlisted == expected
 
 
-def test_an_object_of_a_class_that_nobody_knows_is_made_without_a_call_of_it() -> None:
+def test_an_object_of_an_unknown_class_is_made_without_calling_it() -> None:
     scan = scanner.scan(calling("__main__", "Config", b"\x81"))
     assert (scan.dangers, scan.unlisted, scan.unknown) == ((), (), ("__main__.Config",))
     reaches = scanner.scan(calling("__main__", "Config.make", b"\x81"))
@@ -229,7 +229,7 @@ def test_an_object_of_a_class_that_nobody_knows_is_made_without_a_call_of_it() -
         ("accelerate.utils", "load"),
     ],
 )
-def test_what_is_known_to_load_code_is_dangerous_whoever_wrote_it(module: str, name: str) -> None:
+def test_a_name_known_to_load_code_is_dangerous_whoever_wrote_it(module: str, name: str) -> None:
     assert scanner.scan(calling(module, name)).dangers
 
 
@@ -246,7 +246,7 @@ def test_a_function_that_is_not_listed_does_not_get_called_through_what_is() -> 
 @pytest.mark.parametrize(
     "change", [b"}b", b"X\x01\x00\x00\x00aK\x01s", b"K\x01a", b"(K\x01e"], ids=["BUILD", "SETITEM", "APPEND", "APPENDS"]
 )
-def test_to_change_what_a_module_holds_is_dangerous(change: bytes) -> None:
+def test_a_change_of_a_modules_contents_is_dangerous(change: bytes) -> None:
     assert scanner.scan(b"\x80\x02ctorch.nn\nModule\n" + change + b".").dangers == ("a change of torch.nn.Module",)
 
 

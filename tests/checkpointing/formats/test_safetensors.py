@@ -62,7 +62,7 @@ SOUND: dict[str, tuple[dict[str, torch.Tensor], dict[str, str] | None]] = {
 
 
 @pytest.mark.parametrize("name", SOUND)
-def test_what_the_library_writes_is_whole(tmp_path: Path, name: str) -> None:
+def test_a_file_written_by_safetensors_is_whole(tmp_path: Path, name: str) -> None:
     path = str(tmp_path / "x.safetensors")
     save_file({key: tensor.contiguous() for key, tensor in SOUND[name][0].items()}, path, metadata=SOUND[name][1])
     verification = verify(path)
@@ -248,7 +248,7 @@ BETWEEN: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
 
 
 @pytest.mark.parametrize("name", BETWEEN)
-def test_what_is_wrong_between_the_files_is_reported(sharded: Path, name: str) -> None:
+def test_an_error_between_the_files_is_reported(sharded: Path, name: str) -> None:
     change, verdict, reason = BETWEEN[name]
     change(sharded)
     verification = verify(str(sharded))

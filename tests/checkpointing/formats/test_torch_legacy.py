@@ -33,7 +33,7 @@ class Planted:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_whatever_torch_saves_is_verified(sound_object: object, tmp_path: Path) -> None:
+def test_every_object_saved_by_torch_is_verified(sound_object: object, tmp_path: Path) -> None:
     if isinstance(sound_object, dict) and getattr(sound_object.get("w"), "is_meta", False):
         pytest.skip("torch itself cannot save a meta tensor so")
     path = tmp_path / "any.pt"
@@ -90,7 +90,7 @@ def test_numbers_that_are_none_are_a_note(number: str, tmp_path: Path) -> None:
     assert "a is not finite" in verification.reason
 
 
-def test_nothing_planted_runs(tmp_path: Path) -> None:
+def test_planted_code_never_runs(tmp_path: Path) -> None:
     path, trace = tmp_path / "x.pt", tmp_path / "ran"
     legacy(path, {"evil": Planted(f"touch {trace}"), "w": torch.ones(3)})
     assert verify(str(path)).verdict is Verdict.DANGEROUS
@@ -100,7 +100,7 @@ def test_nothing_planted_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
-def test_what_no_tensor_uses_of_a_storage_may_be_anything(new: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a parameter
+def test_unused_values_of_a_storage_are_not_judged(new: bool, tmp_path: Path) -> None:  # noqa: FBT001 -- a parameter
     path = tmp_path / "x.pt"
     memory = torch.full((100,), float("nan"))
     memory[20:30] = torch.arange(10.0)

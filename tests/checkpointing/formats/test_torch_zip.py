@@ -51,7 +51,7 @@ def nothing(_: dict[str, bytes]) -> None:
     pass
 
 
-def test_whatever_torch_saves_is_verified(sound_object: object, tmp_path: Path) -> None:
+def test_every_object_saved_by_torch_is_verified(sound_object: object, tmp_path: Path) -> None:
     path = tmp_path / "any.pt"
     torch.save(sound_object, path)
     verification = verify(str(path))
@@ -286,7 +286,7 @@ def test_a_record_that_torch_would_take_for_a_directory_is_bad(sound: bytes, tmp
 
 @FIXTURES_ARE_CONSTANT
 @given(data=st.data())
-def test_what_is_verified_after_bits_flipped_is_loaded_by_torch_as_it_was_saved(sound: bytes, tmp_path: Path, data: st.DataObject) -> None:
+def test_a_file_verified_after_bit_flips_loads_as_it_was_saved(sound: bytes, tmp_path: Path, data: st.DataObject) -> None:
     content = bytearray(sound)
     # half of them among the headers at the end, where a flip may be harmless
     places = st.one_of(st.integers(0, len(sound) - 1), st.integers(len(sound) - 1700, len(sound) - 1))
@@ -333,7 +333,9 @@ def test_arbitrary_bytes_are_never_verified_and_never_raise(tmp_path: Path, cont
         (lambda records: records.update({"sound/data.pkl": b"\x80\x02u."}), "data.pkl is not a whole pickle"),
     ],
 )
-def test_what_the_crcs_alone_would_miss(sound: bytes, tmp_path: Path, change: Callable[[dict[str, bytes]], None], reason: str) -> None:
+def test_an_edit_with_correct_crcs_is_still_bad(
+    sound: bytes, tmp_path: Path, change: Callable[[dict[str, bytes]], None], reason: str
+) -> None:
     verdict, why = verdict_of(tmp_path / "t.pt", edit_zip(sound, change))
     assert verdict is Verdict.BAD
     assert reason in why
@@ -437,7 +439,7 @@ class Planted:
         return os.system, (self.command,)
 
 
-def test_nothing_planted_in_a_pickle_runs(tmp_path: Path) -> None:
+def test_code_planted_in_a_pickle_never_runs(tmp_path: Path) -> None:
     trace = tmp_path / "ran"
     path = tmp_path / "x.pt"
     torch.save({"step": 41, "evil": Planted(f"touch {trace}")}, path)

@@ -63,7 +63,7 @@ def test_a_cap_holds() -> None:
     assert disk.read(BackgroundThrottle(100e6, clock=disk.clock, wait=disk.wait), 1 << 30) == pytest.approx((1 << 30) / 100e6, rel=0.02)
 
 
-def test_while_the_job_saves_nothing_is_read_but_what_is_small() -> None:
+def test_only_small_reads_happen_while_the_job_saves() -> None:
     disk = Disk(1e9)
     saves = [(0.0, 0.5), (20.0, 50.0)]
     throttle = BackgroundThrottle(is_busy=lambda: any(begin <= disk.t < end for begin, end in saves), clock=disk.clock, wait=disk.wait)
@@ -79,7 +79,7 @@ def test_a_job_that_saves_without_an_end_does_not_keep_its_checkpoints_from_bein
     assert MOST_YIELD_S < disk.read(throttle, 1 << 30) < MOST_YIELD_S + 10
 
 
-def test_once_it_is_lifted_it_waits_for_nobody() -> None:
+def test_a_lifted_throttle_waits_for_nobody() -> None:
     disk = Disk(1e9)
     throttle = BackgroundThrottle(1e6, is_busy=lambda: True, clock=disk.clock, wait=disk.wait)
     throttle.lift()

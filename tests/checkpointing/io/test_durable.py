@@ -66,7 +66,7 @@ def test_a_small_file_is_replaced_whole_and_nothing_else_is_left(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["ckpt", ".ckpt"])
-def test_nobody_finds_half_of_a_directory_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_directory_being_removed_is_never_found_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     (tmp_path / name / "data").mkdir(parents=True)
     monkeypatch.setattr(shutil, "rmtree", lambda _path: None)  # killed there
     staging.remove(str(tmp_path / name))

@@ -54,7 +54,7 @@ def old(path: Path, content: bytes = b"one") -> Path:
     return path
 
 
-def test_what_stood_still_is_not_looked_at_each_time(looks: Looks, tmp_path: Path) -> None:
+def test_an_unchanged_directory_is_not_examined_each_time(looks: Looks, tmp_path: Path) -> None:
     for number in range(50):
         old(tmp_path / f"step_{number}.pt")
     first = looks.at(0)
@@ -108,7 +108,7 @@ def test_a_second_change_within_one_tick_of_a_coarse_clock_is_seen(looks: Looks,
     assert set(looks.at(1)) == {"a.pt", "b.pt"}
 
 
-def test_what_is_new_in_a_directory_is_seen_at_once(looks: Looks, tmp_path: Path) -> None:
+def test_a_new_checkpoint_in_a_directory_is_seen_at_once(looks: Looks, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for t in (0, 5, 700, 705):
         assert looks.at(t, "out") == {}

@@ -151,14 +151,14 @@ def test_the_copy_on_another_disk_is_next(tmp_path: Path, disk: HungDisk, watch:
     assert (selection.chosen.path, [path for path, _ in selection.silent]) == (str(copy), [str(hung)])
 
 
-def test_none_left_is_told_from_none_there(tmp_path: Path, disk: HungDisk, watch: ReadWatch) -> None:
+def test_a_selection_of_silent_files_differs_from_an_empty_one(tmp_path: Path, disk: HungDisk, watch: ReadWatch) -> None:
     disk.paths |= {str(save(tmp_path, step)) for step in range(1, 15)}
     selection = choose(tmp_path, watch)
     assert (selection.chosen, selection.n_found, len(selection.silent)) == (None, 14, 14)
     assert len(disk.asked) == read_watch.MOST_LEFT  # no thread is left for each of a thousand files
 
 
-def test_what_hangs_is_not_asked_again_before_it_answers(tmp_path: Path, disk: HungDisk, watch: ReadWatch) -> None:
+def test_a_hanging_file_is_not_read_again_before_it_answers(tmp_path: Path, disk: HungDisk, watch: ReadWatch) -> None:
     hung = save(tmp_path, 2)
     disk.paths.add(str(hung))
     assert choose(tmp_path, watch).chosen is None
@@ -172,7 +172,7 @@ def test_what_hangs_is_not_asked_again_before_it_answers(tmp_path: Path, disk: H
     assert choose(tmp_path, watch).chosen is not None
 
 
-def test_what_a_left_read_finds_later_counts_for_nothing(tmp_path: Path, disk: HungDisk, watch: ReadWatch) -> None:
+def test_the_late_result_of_an_abandoned_read_counts_for_nothing(tmp_path: Path, disk: HungDisk, watch: ReadWatch) -> None:
     cache = Cache()
     disk.paths.add(str(save(tmp_path, 2)))
     selection = choose(tmp_path, watch, cache)
@@ -224,7 +224,7 @@ def test_a_process_that_was_stopped_for_an_hour_blames_no_disk() -> None:
     assert watch.read("/ckpt", lambda _how: answers.wait() and "whole") == "whole"
 
 
-def test_a_listing_goes_on_while_its_thread_works_and_is_left_when_it_hangs() -> None:
+def test_a_slow_listing_continues_and_a_hanging_one_is_abandoned() -> None:
     hangs, time = threading.Event(), VirtualTime(lambda: True)
     watch = ReadWatch(clock=lambda: time.now, wait=time.wait)
     with pytest.raises(DiskSilent, match="no byte came for 120 s"):

@@ -145,7 +145,7 @@ def test_a_directory_is_one_candidate_and_its_members_are_none(tmp_path: Path) -
     assert newest.mtime_ns == (tmp_path / "out/step_2/extra.pt").stat().st_mtime_ns
 
 
-def test_what_is_known_of_a_directory_is_remembered_until_it_changes(tmp_path: Path) -> None:
+def test_the_verdict_on_a_directory_is_remembered_until_it_changes(tmp_path: Path) -> None:
     path = str(tmp_path / "step_1")
     with pytest.warns(UserWarning, match="single process"):
         dcp.save({"w": torch.ones(2)}, checkpoint_id=path)

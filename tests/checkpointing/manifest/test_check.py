@@ -115,7 +115,7 @@ def test_a_directory_where_a_file_was_and_the_reverse(tree: Path, sound_file: Pa
     assert (gone.verdict, gone.reason) == (Verdict.UNKNOWN, "it could not be read: No such file or directory")
 
 
-def test_what_changed_since_it_was_verified_is_not_recorded(sound_file: Path) -> None:
+def test_a_file_changed_since_its_verification_is_not_recorded(sound_file: Path) -> None:
     verification = verify(str(sound_file))
     os.utime(sound_file, ns=(1, 1))
     with pytest.raises(check.CheckpointChanged, match="since"):
@@ -123,7 +123,7 @@ def test_what_changed_since_it_was_verified_is_not_recorded(sound_file: Path) ->
 
 
 @pytest.mark.parametrize("at", ["file", "tree"])
-def test_what_changes_while_it_is_read_is_not_recorded_and_not_judged(sound_file: Path, tree: Path, at: str) -> None:
+def test_a_file_that_changes_during_the_read_is_not_judged(sound_file: Path, tree: Path, at: str) -> None:
     path = sound_file if at == "file" else tree
     changed = sound_file if at == "file" else tree / "rank_0.bin"
     verification = verify(str(sound_file)) if at == "file" else found_at(tree)

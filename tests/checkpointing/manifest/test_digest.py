@@ -33,7 +33,7 @@ def test_the_check_value_and_its_spellings() -> None:
 
 
 @given(st.binary(max_size=300))
-def test_it_is_the_crc_that_the_polynomial_defines(content: bytes) -> None:
+def test_the_digest_is_the_crc_that_the_polynomial_defines(content: bytes) -> None:
     assert digest.of_bytes(content) == by_definition(content)
 
 
@@ -61,6 +61,6 @@ def test_a_file_is_read_once_and_a_range_of_it_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ae8b", "AE8B14860A799888", "-e8b14860a799888", "ae8b14860a7998880"])
-def test_what_is_no_digest_is_refused(text: str) -> None:
+def test_a_text_that_is_no_digest_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="16 hexadecimal"):
         digest.from_hex(text)

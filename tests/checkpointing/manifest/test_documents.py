@@ -54,7 +54,7 @@ def signed(document: dict[str, Any]) -> bytes:
 
 
 @pytest.mark.parametrize("manifest", [TREE, FILE], ids=["tree", "file"])
-def test_what_is_written_is_read(manifest: Manifest) -> None:
+def test_a_written_manifest_is_read_back(manifest: Manifest) -> None:
     raw = documents.encode(manifest)
     assert documents.decode(raw) == manifest
     # the digest is about what is said, not how it is laid out
@@ -140,13 +140,13 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
-def test_what_makes_no_sense_is_refused_though_its_digest_fits(name: str) -> None:
+def test_a_nonsensical_manifest_is_refused_though_its_digest_fits(name: str) -> None:
     with pytest.raises(ManifestDamaged):
         documents.decode(signed(WRONG[name]))
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"format": "supervise-checkpoint"}'])
-def test_what_is_no_document_is_refused(raw: bytes) -> None:
+def test_bytes_that_are_no_manifest_are_refused(raw: bytes) -> None:
     with pytest.raises(ManifestDamaged):
         documents.decode(raw)
 

@@ -44,7 +44,7 @@ def body(content: bytes, offset: int = 0) -> Bytes:
     return Bytes(content, digest.of_bytes(content), offset)
 
 
-def test_what_was_put_is_there_and_listed_and_removed_twice(backend: Backend) -> None:
+def test_a_stored_object_is_listed_and_can_be_removed_twice(backend: Backend) -> None:
     backend.put("a/x y%20ä/1", body(b"one"))
     backend.put("a/2", body(b""))
     backend.put("ab/3", body(b"three"))
@@ -74,7 +74,7 @@ def test_an_object_that_is_put_twice_is_there_once(backend: Backend) -> None:
     assert b"".join(backend.read("m", 0, 5)) == b"first"
 
 
-def test_what_is_not_there_is_missing(backend: Backend) -> None:
+def test_an_absent_object_is_missing(backend: Backend) -> None:
     with pytest.raises(NotFound):
         backend.stat("none")
     with pytest.raises(NotFound):

@@ -75,7 +75,7 @@ def test_a_push_tells_of_each_of_its_reads_and_of_what_is_sent(settings: Setting
     assert {phase: done for phase, done, _ in reports}["pushing"] == size
 
 
-def test_pull_takes_what_was_named_and_not_what_ends_like_it(settings: Settings, tmp_path: Path) -> None:
+def test_pull_takes_only_the_named_checkpoint_and_none_with_the_same_ending(settings: Settings, tmp_path: Path) -> None:
     checkpoint_mirror.push(settings, "job", [saved(tmp_path, 5000), saved(tmp_path, 1005)], as_json=True)
     last = next((tmp_path / "mirror" / "job" / "by-hand" / "attempt-0" / "step-1005").iterdir()).name
     for wanted in (last[-1], last[-3:], "005"):
@@ -115,7 +115,7 @@ def test_pruning_says_first_what_it_would_do(settings: Settings, tmp_path: Path,
     assert [row["step"] for row in rows(capsys)] == [3]
 
 
-def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
+def test_the_removals_are_printed_and_the_jobs_own_are_left_to_its_supervisor(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state" / "job" / "nodes" / "here"
@@ -156,7 +156,7 @@ def test_what_would_go_is_printed_and_the_jobs_own_are_left_to_its_supervisor(
 
 
 @pytest.mark.parametrize("mirror", ["mirror", "./mirror"])
-def test_a_relative_mirror_is_the_one_that_a_run_takes(
+def test_a_relative_mirror_is_the_same_as_in_a_run(
     settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str], mirror: str
 ) -> None:
     here = dataclasses.replace(settings, cwd=str(tmp_path), checkpoints=dataclasses.replace(settings.checkpoints, mirror=(mirror,)))
@@ -187,7 +187,7 @@ def test_another_jobs_mirror_is_refused_with_78(settings: Settings, tmp_path: Pa
     assert checkpoint_mirror.restore_newest(named, "job", str(tmp_path / "new"), as_json=True) == 0
 
 
-def test_without_a_mirror_it_says_what_helps(settings: Settings) -> None:
+def test_a_missing_mirror_is_an_error_with_a_hint(settings: Settings) -> None:
     none = dataclasses.replace(settings, checkpoints=dataclasses.replace(settings.checkpoints, mirror=()))
     with pytest.raises(SuperviseError, match="no mirror") as caught:
         checkpoint_mirror.list_mirrors(none, "job", as_json=True)

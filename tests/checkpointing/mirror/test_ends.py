@@ -111,7 +111,7 @@ def sent(checkpoints: JobCheckpoints, *, has_rank_0: bool | None = True) -> list
     return names
 
 
-def test_what_no_hook_saw_is_sent_by_the_node_of_rank_0_if_it_is_new(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
+def test_a_new_checkpoint_without_a_hook_is_sent_by_the_node_of_rank_0(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
     here = tmp_path / "here"
     saved(here / "step_1.pt", 1)
     checkpoints.note_before()
@@ -122,7 +122,7 @@ def test_what_no_hook_saw_is_sent_by_the_node_of_rank_0_if_it_is_new(tmp_path: P
     assert sent(checkpoints) == ["step_2.pt"]
 
 
-def test_what_one_run_could_not_send_is_new_to_the_next(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
+def test_a_checkpoint_that_one_run_could_not_send_is_new_to_the_next(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
     here = tmp_path / "here"
     saved(here / "step_1.pt", 1)
     checkpoints.note_before()
@@ -144,7 +144,7 @@ class Mode(enum.Enum):
     WARM = 1
 
 
-def test_what_came_to_a_declared_place_unseen_is_this_jobs_own(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
+def test_a_new_checkpoint_in_a_declared_place_is_this_jobs_own(tmp_path: Path, checkpoints: JobCheckpoints) -> None:
     planted, later = tmp_path / "here" / "step_1.pt", tmp_path / "here" / "step_2.pt"
     torch.save({"step": 1, "mode": Mode.WARM}, planted)
     event = checkpoints.select(1.0, 1)
@@ -218,7 +218,7 @@ def test_the_last_checkpoint_of_a_run_is_none_that_another_job_saved_to_the_same
 
 
 @pytest.mark.parametrize(("job", "usable"), [("train", True), ("another", False)])
-def test_what_a_mirror_has_of_this_job_is_its_own(tmp_path: Path, checkpoints: JobCheckpoints, job: str, *, usable: bool) -> None:
+def test_a_checkpoint_of_this_job_in_a_mirror_is_its_own(tmp_path: Path, checkpoints: JobCheckpoints, job: str, *, usable: bool) -> None:
     path = tmp_path / "here" / "step_1.pt"
     torch.save({"step": 1, "mode": Mode.WARM}, path)
     mirror = str(tmp_path / "mirror")
@@ -292,7 +292,7 @@ def test_a_newer_copy_that_was_passed_over_is_reported_and_recorded() -> None:
     assert note.data["passed_over"] == [["s3://b/job/run/attempt-1/step-120/0123456789ab/", "the copy is damaged: part 2"]]
 
 
-def test_the_end_waits_until_its_time_is_up_the_first_signal_shortens_it_and_the_second_ends_it() -> None:
+def test_the_first_signal_shortens_the_wait_at_the_end_and_the_second_ends_it() -> None:
     received, lines, beats = [15], list[str](), list[int]()
     wait = checkpoint_mirror.EndWait(600.0, lambda signum: {2: 30.0, 15: 20.0}[signum], received, lines.append, lambda: beats.append(1))
     assert 599 < wait.left_s() <= 600, "a signal from before is not counted again"
@@ -310,7 +310,7 @@ def test_the_end_waits_until_its_time_is_up_the_first_signal_shortens_it_and_the
     assert soon.left_s() <= 5, "a signal never gives it more time"
 
 
-def test_while_it_is_restored_others_are_served_and_a_stop_is_obeyed() -> None:
+def test_others_are_served_and_a_stop_is_obeyed_during_a_restore() -> None:
     begun, released, stopped = threading.Event(), threading.Event(), threading.Event()
 
     def work() -> int:

@@ -78,7 +78,7 @@ def nodes(place: Place, whole: Path) -> Nodes:
     return Nodes(place.home, whole, place.backend())
 
 
-def test_a_part_with_the_content_of_one_that_still_waits_is_sent_too(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_part_with_the_content_of_a_waiting_part_is_sent_too(nodes: Nodes, tmp_path: Path) -> None:
     frozen = [nodes.part(1, save=save) for save in (SAVE, OTHER)]
     assert frozen[0].id == frozen[1].id
     waiting_uploads = WaitingUploads(CheckpointCatalogue(tmp_path / "state", is_writer=True), tmp_path / "state")
@@ -161,7 +161,7 @@ def test_a_node_that_dies_between_its_part_and_the_joint_manifest(nodes: Nodes, 
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_node_that_died_before_all_its_bytes_arrived_goes_on(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_died_during_its_upload_continues(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     nodes.send(1)
     real, n_puts = type(nodes.backend).put, 0
 
@@ -199,7 +199,7 @@ def test_parts_of_two_saves_are_never_one_checkpoint(nodes: Nodes, tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_what_a_node_has_that_differs_is_left_and_nothing_is_mixed(nodes: Nodes) -> None:
+def test_a_nodes_differing_files_stay_and_nothing_is_mixed(nodes: Nodes) -> None:
     nodes.send(0)
     nodes.send(1)
     shard = nodes.paths[0] / "__0_0.distcp"

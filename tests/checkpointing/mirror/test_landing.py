@@ -88,7 +88,7 @@ DECLARED, LEARNED = ["ckpt/*.pt", "/scratch/run/**/model-*", "~/saves"], ["/lear
         ("", False),
     ],
 )
-def test_what_is_the_jobs_is_decided_by_names(path: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a parameter
+def test_the_jobs_own_paths_are_decided_by_names(path: str, may: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a parameter
     monkeypatch.setenv("HOME", "/home/me")
     refused = refusal(path, "/srv/job", DECLARED, LEARNED, COMMAND)
     assert (refused is None) is may
@@ -176,7 +176,7 @@ def test_something_torn_in_the_way_of_the_newest_lets_the_one_before_through(tmp
         restore.newest([backend], "job")
 
 
-def test_what_other_restores_left_goes_unless_one_works_at_it(tmp_path: Path, backend: Backend) -> None:
+def test_leftovers_of_other_restores_go_unless_a_process_works_at_them(tmp_path: Path, backend: Backend) -> None:
     path, _ = brought(tmp_path, backend, 1)
     fresh = tmp_path / "fresh"
     fresh.mkdir()
@@ -192,7 +192,7 @@ def test_what_other_restores_left_goes_unless_one_works_at_it(tmp_path: Path, ba
         assert sorted(os.listdir(fresh)) == sorted([held.name, f"{held.name}.lock", ".step_0.pt.restore-mine", path.name])  # noqa: PTH208
 
 
-def test_what_another_node_works_at_stays_though_its_lock_is_not_seen_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_download_of_another_node_stays_though_its_lock_looks_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda _fd, _how: None)  # of this node alone: every lock looks free
     theirs, late = tmp_path / f".a.pt.restore-{'a' * 16}", tmp_path / f".b.pt.restore-{'b' * 16}"
     for path in (theirs, late):

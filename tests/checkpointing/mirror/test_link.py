@@ -84,7 +84,7 @@ def test_a_process_that_was_killed_is_started_again_and_brings_what_was_asked(jo
         assert uploads.close(20.0) == 0
 
 
-def test_what_waits_outlives_the_supervisor_and_the_removal_of_its_file(job: Job, tmp_path: Path) -> None:
+def test_a_waiting_upload_outlives_the_supervisor_and_the_removal_of_its_file(job: Job, tmp_path: Path) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described, mirror = documents.read(str(save(path, 1 << 20, 1))), tmp_path / "mirror"
     content = path.read_bytes()

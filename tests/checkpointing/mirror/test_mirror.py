@@ -83,7 +83,7 @@ def test_a_server_that_says_nothing_is_given_up_and_asked_again(place: Place) ->
     assert place.no_manifest_lies() == 1
 
 
-def test_what_was_cut_short_on_the_way_down_is_asked_for_again(place: Place) -> None:
+def test_a_truncated_download_is_requested_again(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     with Process(place) as process:
         process.mirror(path, save(path))
@@ -144,7 +144,7 @@ def test_fresh_credentials_in_the_file_are_found_by_the_running_process(place: P
     assert place.no_manifest_lies() == 1
 
 
-def test_while_the_mirror_is_away_it_is_kept_and_the_newest_goes_first(place: Place) -> None:
+def test_checkpoints_wait_while_the_mirror_is_away_and_the_newest_goes_first(place: Place) -> None:
     place.proxy.refuses = True
     paths = [place.home / "ckpt" / f"step_{step}.pt" for step in (100, 200, 300, 400)]
     described = [save(path, step=number * 100) for number, path in enumerate(paths, 1)]  # before: it takes as long as a pause of the upload
@@ -209,7 +209,7 @@ def test_the_same_content_is_sent_once(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_taken_away_behind_our_back_is_sent_again_before_it_is_vouched_for(place: Place) -> None:
+def test_an_object_removed_from_the_mirror_is_sent_again_before_the_manifest(place: Place) -> None:
     path = place.home / "ckpt" / "step_100.pt"
     described = save(path)
     held = Fault("503 SlowDown", "^PUT.*manifest.json", times=1000)

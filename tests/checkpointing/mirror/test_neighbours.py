@@ -102,7 +102,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, reads: list[str]) -> None:
+def test_one_node_reads_a_checkpoint_and_the_others_take_its_record(tmp_path: Path, reads: list[str]) -> None:
     first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
     second.watcher.start()
     torch.save({"step": 7, "w": torch.ones(64)}, tmp_path / "here" / "step_7.pt")
@@ -119,7 +119,7 @@ def test_one_node_reads_and_the_others_take_what_it_recorded(tmp_path: Path, rea
         node.watcher.stop()
 
 
-def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path) -> None:
+def test_an_adopted_checkpoint_is_ordered_by_this_nodes_own_runs(tmp_path: Path) -> None:
     """Rank 0 may move to this node from one that began later: what is saved here then must be the newer one."""
     second, first = Node(tmp_path, "a", has_rank_0=False), Node(tmp_path, "b", has_rank_0=True)
     for node, attempt in ((second, 1), (first, 4)):
@@ -135,7 +135,7 @@ def test_what_is_taken_is_put_in_the_order_of_this_nodes_own_runs(tmp_path: Path
 
 
 @pytest.mark.parametrize(("is_brought", "sent"), [(True, []), (False, ["step_7.pt"])])
-def test_what_a_mirror_brought_is_not_sent_to_it_again(tmp_path: Path, sent: list[str], *, is_brought: bool) -> None:
+def test_a_checkpoint_from_a_mirror_is_not_sent_to_it_again(tmp_path: Path, sent: list[str], *, is_brought: bool) -> None:
     node, path = Node(tmp_path, "a", has_rank_0=True), tmp_path / "here" / "step_7.pt"
     torch.save({"step": 7, "w": torch.ones(64)}, path)
     if is_brought:
@@ -147,7 +147,7 @@ def test_what_a_mirror_brought_is_not_sent_to_it_again(tmp_path: Path, sent: lis
     node.watcher.stop()
 
 
-def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Path) -> None:
+def test_another_nodes_record_of_another_content_is_not_taken(tmp_path: Path) -> None:
     first, second = Node(tmp_path, "a", has_rank_0=True), Node(tmp_path, "b", has_rank_0=False)
     path = tmp_path / "here" / "step_7.pt"
     torch.save({"step": 7, "w": torch.ones(64)}, path)
@@ -158,7 +158,7 @@ def test_what_another_node_recorded_of_another_content_is_not_taken(tmp_path: Pa
     assert second.checkpoints.shared.recorded(str(path), candidate.identity) is None
 
 
-def test_nobody_is_waited_for_beyond_the_time_that_reading_takes_nor_alone(tmp_path: Path) -> None:
+def test_no_node_waits_for_another_longer_than_a_read_or_alone(tmp_path: Path) -> None:
     now = 0.0
     for name in ("a", "b"):
         (tmp_path / "nodes" / name).mkdir(parents=True)
@@ -225,7 +225,7 @@ def test_a_file_that_ranks_of_two_nodes_saved_is_read_and_sent_by_the_last_one(t
     assert (first.sent, second.sent) == ([], ["step_last.pt"])
 
 
-def test_where_each_node_has_a_state_directory_of_its_own_each_reads_and_sends_what_its_ranks_saved(tmp_path: Path) -> None:
+def test_nodes_with_their_own_state_directories_send_their_own_saves(tmp_path: Path) -> None:
     nodes = [Node(tmp_path, name, has_rank_0=name == "a", state=tmp_path / f"state-{name}") for name in ("a", "b")]
     path = tmp_path / "here" / "step_7.pt"
     torch.save({"step": 7, "w": torch.ones(64)}, path)
@@ -237,7 +237,7 @@ def test_where_each_node_has_a_state_directory_of_its_own_each_reads_and_sends_w
     assert nodes[1].sent == ["step_7.pt"]
 
 
-def test_of_a_directory_that_all_see_one_node_sends_it_also_where_each_has_a_state_directory_of_its_own(tmp_path: Path) -> None:
+def test_a_shared_directory_is_sent_by_one_node_despite_separate_state_directories(tmp_path: Path) -> None:
     nodes = [Node(tmp_path, name, has_rank_0=name == "a", state=tmp_path / f"state-{name}") for name in ("a", "b")]
     path = node_parts.save_whole(tmp_path / "here" / "step_7", 7)
     for number, node in enumerate(nodes):

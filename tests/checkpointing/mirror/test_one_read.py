@@ -105,7 +105,7 @@ def test_a_mirror_that_takes_nothing_does_not_hold_up_the_verdict_and_gets_the_r
 
 
 @pytest.mark.slow
-def test_what_turns_out_bad_is_gone_from_the_mirror_though_parts_of_it_were_sent(place: Place) -> None:
+def test_the_sent_parts_of_a_bad_checkpoint_are_removed_from_the_mirror(place: Place) -> None:
     path = save(place.home / "ckpt" / "step_7.pt", 130)
     with path.open("r+b") as file:
         file.seek(129 * MIB)
@@ -121,7 +121,7 @@ def test_what_turns_out_bad_is_gone_from_the_mirror_though_parts_of_it_were_sent
 
 
 @pytest.mark.slow
-def test_what_is_bad_and_may_not_be_deleted_is_named(place: Place) -> None:
+def test_a_bad_object_that_may_not_be_deleted_is_named(place: Place) -> None:
     path = save(place.home / "ckpt" / "step_7.pt", 70)
     with path.open("r+b") as file:
         file.seek(66 * MIB)
@@ -136,7 +136,7 @@ def test_what_is_bad_and_may_not_be_deleted_is_named(place: Place) -> None:
     assert f"{key_of(path)}data/step_7.pt" in alert["message"], alert
 
 
-def test_nothing_is_sent_of_what_is_torn_by_its_structure(directory: Directory) -> None:
+def test_a_checkpoint_torn_by_its_structure_is_never_sent(directory: Directory) -> None:
     path = save(directory.home / "ckpt" / "step_7.pt", 40)
     os.truncate(path, 39 * MIB)
     with Process(directory) as process:
@@ -146,7 +146,7 @@ def test_nothing_is_sent_of_what_is_torn_by_its_structure(directory: Directory) 
 
 
 @pytest.mark.slow
-def test_what_was_sent_while_it_was_read_and_is_not_wanted_after_all_goes_with_the_next_read(place: Place) -> None:
+def test_the_sent_parts_of_an_unwanted_checkpoint_go_with_the_next_read(place: Place) -> None:
     first, second = save(place.home / "ckpt" / "step_7.pt", 40), save(place.home / "ckpt" / "step_8.pt", 1)
     with Process(place) as process:
         begin(process, 1, first)
@@ -162,7 +162,7 @@ def files(directory: Directory) -> list[Path]:
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["not wanted after all", "asked for"])
-def test_at_the_end_what_was_sent_while_it_was_read_is_completed_or_removed(directory: Directory, *, is_asked: bool) -> None:
+def test_parts_sent_during_the_read_are_completed_or_removed_at_the_end(directory: Directory, *, is_asked: bool) -> None:
     path = save(directory.home / "ckpt" / "step_7.pt", 40)
     with Process(directory) as process:
         begin(process, 1, path)
@@ -177,7 +177,7 @@ def test_at_the_end_what_was_sent_while_it_was_read_is_completed_or_removed(dire
 
 
 @pytest.mark.slow
-def test_what_a_process_sent_that_was_killed_days_ago_is_swept_by_a_later_one(directory: Directory) -> None:
+def test_the_old_parts_of_a_killed_process_are_swept_by_a_later_one(directory: Directory) -> None:
     gone, path = save(directory.home / "ckpt" / "step_6.pt", 40), save(directory.home / "ckpt" / "step_7.pt", 1)
     with Process(directory, read_mib_s=16.0) as process:
         begin(process, 1, gone)

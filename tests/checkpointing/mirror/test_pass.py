@@ -81,9 +81,7 @@ def feed(place: Place) -> Pass:
 
 
 @pytest.mark.process
-def test_what_is_offered_is_sent_from_memory_and_released_and_the_rest_is_read(
-    feed: Pass, monkeypatch: pytest.MonkeyPatch, place: Place
-) -> None:
+def test_offered_files_are_sent_from_memory_and_the_rest_is_read(feed: Pass, monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     read: list[int] = []
     real = os.preadv
 
@@ -152,9 +150,7 @@ def test_while_the_mirror_is_away_nothing_more_is_taken_and_all_is_released(
 
 
 @pytest.mark.process
-def test_what_turned_out_bad_is_aborted_and_removed_and_what_may_not_be_is_named(
-    feed: Pass, place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_upload_is_aborted_and_undeletable_objects_are_named(feed: Pass, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     feed.offer()
     assert feed.upload.abandon() == ()
     assert (place.objects(), place.unfinished()) == ({}, [])
@@ -178,7 +174,7 @@ def test_what_turned_out_bad_is_aborted_and_removed_and_what_may_not_be_is_named
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_what_another_upload_vouched_for_stays_in_the_mirror_though_the_disk_went_bad_since(feed: Pass, place: Place) -> None:
+def test_an_object_that_another_upload_completed_stays_though_the_disk_went_bad(feed: Pass, place: Place) -> None:
     feed.complete()
     objects = place.objects()
     feed.upload = feed.new_upload()
@@ -234,9 +230,7 @@ def put(backend: Backend, key: str) -> None:
     backend.put(key, content_of(b"x"))
 
 
-def test_what_a_killed_process_sent_of_a_checkpoint_that_nobody_completed_goes_after_three_days(
-    directory: Directory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_incomplete_checkpoint_of_a_killed_process_goes_after_three_days(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = open_backend(directory.url)
     own, waits, whole, grows, anew, part, other = (
         f"{job}/{way}/step-{step}/0123456789ab/"

@@ -51,7 +51,7 @@ def test_the_newest_goes_back_to_where_it_was_saved(tmp_path: Path, backend: Bac
     assert shown[-1] == (len(content), len(content))
 
 
-def test_what_is_there_already_is_not_fetched_and_something_else_is_not_replaced(tmp_path: Path, backend: Backend) -> None:
+def test_a_file_already_there_is_not_fetched_and_another_is_not_replaced(tmp_path: Path, backend: Backend) -> None:
     path, _ = brought(tmp_path, backend, 1)
     done = restore.newest([backend], "job")
     assert done is not None
@@ -183,7 +183,7 @@ def test_the_job_that_is_named_is_taken_only_until_this_one_has_a_checkpoint(tmp
         assert (own.manifest.about.job, own.manifest.step) == ("job", 6)
 
 
-def test_an_empty_mirror_is_an_answer_and_one_that_does_not_answer_is_not(tmp_path: Path, backend: Backend) -> None:
+def test_an_empty_mirror_is_an_answer_and_an_unreachable_one_is_not(tmp_path: Path, backend: Backend) -> None:
     assert restore.newest([backend], "job") is None
     dead = open_backend("file:///proc/1/mem/none")
     with pytest.raises(Unreachable):
@@ -193,7 +193,7 @@ def test_an_empty_mirror_is_an_answer_and_one_that_does_not_answer_is_not(tmp_pa
     assert done is not None
 
 
-def test_what_does_not_fit_is_not_begun(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_that_does_not_fit_is_not_begun(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     brought(tmp_path, backend, 1)
     real = os.statvfs(tmp_path)
     full = os.statvfs_result((*real[:3], 0, 0, *real[5:10]))
@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_not_begun(tmp_path: Path, backend: Backend, monkey
 
 
 @pytest.mark.process
-def test_a_restore_that_was_killed_goes_on_from_what_it_has(tmp_path: Path, backend: Backend) -> None:
+def test_a_killed_restore_continues_from_its_partial_download(tmp_path: Path, backend: Backend) -> None:
     path, _ = brought(tmp_path, backend, 1, n_bytes=40 << 20)
     code = """
 import sys, time
@@ -278,9 +278,7 @@ def test_a_source_that_was_truncated_is_never_vouched_for(tmp_path: Path, backen
     assert restore.newest([backend], "job", into=str(tmp_path / "fresh")) is None
 
 
-def test_what_a_completed_upload_was_found_damaged_is_never_vouched_for(
-    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_completed_upload_found_damaged_gets_no_manifest(tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "ckpt" / "step_1.pt"
     described = save(path, 11 << 20, 1)
     real = type(backend).complete

@@ -65,7 +65,7 @@ def test_a_server_is_tried_once_for_whether_it_compares(behind: tuple[Proxy, Bac
     assert tuple(proxy.count(f"^PUT.*/pre/{name}") for name in "abc") in {(2, 1, 1), (3, 1, 1)}
 
 
-def test_a_missing_object_that_is_denied_is_told_from_one_that_may_not_be_read(place: Place) -> None:
+def test_a_denied_missing_object_differs_from_a_forbidden_one(place: Place) -> None:
     backend = place.backend()
     backend.put("there", CONTENT)
     for ask in (backend.stat, lambda key: list(backend.read(key, 0, 7))):
@@ -104,7 +104,7 @@ def test_every_request_says_that_the_requester_pays(place: Place) -> None:
     place.backend().put("a", CONTENT)
 
 
-def test_what_was_removed_from_a_versioned_bucket_is_not_there_and_can_be_put_again(place: Place) -> None:
+def test_an_object_removed_from_a_versioned_bucket_is_absent_and_can_return(place: Place) -> None:
     place.client.put_bucket_versioning(Bucket=place.bucket, VersioningConfiguration={"Status": "Enabled"})
     backend = place.backend()
     for content in (b"first", b"second"):

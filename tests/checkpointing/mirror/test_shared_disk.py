@@ -79,7 +79,7 @@ def test_of_nodes_that_start_together_one_downloads_and_no_byte_is_read_under_th
     assert lines == [f"waiting for process {os.getpid()} on {os.uname().nodename}, which restores {mirrored}"] * 5
 
 
-def test_who_has_just_taken_the_lock_is_named_once_that_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_holder_of_the_lock_is_named_once_its_name_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = tmp_path / "download.lock"
     lock.touch()
     looks = iter(range(3))
@@ -116,7 +116,7 @@ def test_a_node_that_waits_for_another_one_s_restore_says_so(backend: Backend, m
     assert lines
 
 
-def test_one_that_waits_is_not_given_up_however_long_it_takes(backend: Backend, mirrored: Path) -> None:
+def test_a_restore_that_waits_for_another_never_times_out(backend: Backend, mirrored: Path) -> None:
     (kept,), _ = restore.available([backend], "job")
     mirrored.parent.mkdir(exist_ok=True)
     waited, done = threading.Event(), list[object]()
@@ -130,7 +130,7 @@ def test_one_that_waits_is_not_given_up_however_long_it_takes(backend: Backend, 
 
 
 @pytest.mark.parametrize("is_tree", [False, True], ids=["file", "directory"])
-def test_what_was_changed_since_or_restored_long_ago_is_read(tmp_path: Path, backend: Backend, *, is_tree: bool) -> None:
+def test_a_file_changed_or_restored_long_ago_is_read(tmp_path: Path, backend: Backend, *, is_tree: bool) -> None:
     path = tmp_path / "ckpt" / ("checkpoint-3" if is_tree else "step_3.pt")
     described = save_tree(path, {"a.pt": 5 * MIB, "b.pt": 5 * MIB}, 3) if is_tree else save(path, 10 * MIB, 3)
     bring(backend, path, described)
@@ -165,7 +165,7 @@ def test_a_download_that_was_cut_at_its_start_has_no_room_yet(backend: Backend, 
         restore.newest([backend], "job")
 
 
-def test_what_a_download_has_already_needs_no_room_again(
+def test_bytes_already_downloaded_need_no_room_again(
     tmp_path: Path, backend: Backend, mirrored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (kept,), _ = restore.available([backend], "job")

@@ -48,7 +48,7 @@ def test_of_several_that_are_asked_for_at_once_the_newest_first_the_oldest_saves
         assert [process.wait_for("uploaded")["step"] for _ in range(3)] == [1, 5, 4]
 
 
-def test_what_was_begun_is_finished_by_the_next_process_before_newer_ones(directory: Directory) -> None:
+def test_a_begun_upload_is_finished_by_the_next_process_before_newer_ones(directory: Directory) -> None:
     with Process(directory, bandwidth_mib_s=4) as process:
         process.mirror(*_saved(directory.home, 1, 20 << 20))
         while process.wait_for("progress")["sent"] == 0:

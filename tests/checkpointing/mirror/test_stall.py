@@ -57,7 +57,7 @@ def stall(backend: Backend, pattern: str) -> None:
         os.mkfifo(path)
 
 
-def test_what_stalls_is_reported_and_given_up_for_the_next_mirror_and_then_for_an_older_one(mirrors: list[Backend]) -> None:
+def test_a_stalled_download_moves_to_the_next_mirror_then_to_an_older_step(mirrors: list[Backend]) -> None:
     stall(mirrors[0], "step_[34].pt")
     stall(mirrors[1], "step_4.pt")
     lines: list[str] = []
@@ -105,7 +105,7 @@ def test_a_thread_that_was_left_behind_writes_nothing_when_it_wakes() -> None:
     assert wrote == []
 
 
-def test_what_moves_slowly_is_not_given_up() -> None:
+def test_a_slow_download_is_not_given_up() -> None:
     stall_timeout = StallTimeout("a slow mirror", 1.0, lambda _line: None)
 
     def call() -> int:

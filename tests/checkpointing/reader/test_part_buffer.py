@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkpointing.reader.part_buffer import PartBuffer
 
 
-def test_the_memory_of_a_part_that_was_sent_is_given_to_the_next_one_while_a_pass_goes_on() -> None:
+def test_the_memory_of_a_sent_part_is_reused_during_a_pass() -> None:
     buffer = PartBuffer(10)
     buffer.begin_pass()
     first = buffer.reserve(6)

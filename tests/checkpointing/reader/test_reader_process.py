@@ -110,7 +110,7 @@ def verified(answer: CheckpointRead | BaseException) -> bool:
     return answer.verification is not None and answer.verification.verdict is Verdict.VERIFIED and bool(answer.manifest)
 
 
-def test_it_answers_as_a_read_in_this_process_does(tmp_path: Path, linked: Callable[..., Linked]) -> None:
+def test_the_reader_process_answers_as_a_local_read_does(tmp_path: Path, linked: Callable[..., Linked]) -> None:
     path = save(tmp_path / "step_7.pt")
     there = linked().link.read(ReadCheckpoint(0, str(path)), threading.Event())
     here = OnePass("job").read(ReadCheckpoint(0, str(path)), threading.Event())
@@ -185,7 +185,7 @@ def test_a_copy_without_room_is_none_and_the_checkpoint_is_verified(tmp_path: Pa
     assert (answer.copied, answer.copy_problem) == ("", "the disk would not have room for 2 more of its size")
 
 
-def test_what_a_process_died_of_three_times_is_not_given_to_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_given_up_after_three_deaths_of_the_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("supervisor.checkpoints.recording.reader_link.FIRST_WAIT_S", 0.01)
     monkeypatch.setattr("supervisor.checkpoints.recording.reader_link.LONGEST_WAIT_S", 0.01)
     broken = tmp_path / "broken"
@@ -225,7 +225,7 @@ def test_an_exception_at_an_event_is_reported_and_the_next_event_is_taken(tmp_pa
     assert [str(error) for error in reader.failures][:3] == ["a bug at Ready", "a bug at ReaderDied", "a bug at Ready"]
 
 
-def test_nothing_is_read_while_the_job_saves(tmp_path: Path, linked: Callable[..., Linked]) -> None:
+def test_the_reader_waits_while_the_job_saves(tmp_path: Path, linked: Callable[..., Linked]) -> None:
     reader = linked()
     path = save(tmp_path / "step_7.pt", 160)
     reader.busy.set()
@@ -270,7 +270,7 @@ def test_a_checkpoint_that_is_rewritten_while_it_is_read_is_no_verified_one(tmp_
     assert (answer.verification.verdict, answer.manifest) == (Verdict.WRITING, "")
 
 
-def test_it_ends_with_its_supervisor_in_the_middle_of_a_read(tmp_path: Path) -> None:
+def test_the_reader_ends_with_its_supervisor_during_a_read(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "checkpointing.reader.process"],
         stdin=subprocess.PIPE,

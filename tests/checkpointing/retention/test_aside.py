@@ -77,7 +77,7 @@ def record_in(state: Path) -> AsideRecord:
     return AsideRecord(CheckpointCatalogue(state, is_writer=True))
 
 
-def test_what_this_job_tore_lies_beside_the_listed_directory_and_goes_back(torn: Path, tmp_path: Path) -> None:
+def test_a_torn_checkpoint_lies_beside_the_listed_directory_and_can_return(torn: Path, tmp_path: Path) -> None:
     verification, seen, state = verify(str(torn)), seen_at(torn), tmp_path / "state"
     before, content = but_ours(tmp_path), torn.read_bytes()
     record = record_in(state)
@@ -152,7 +152,7 @@ def test_a_part_in_a_directory_of_a_step_goes_beside_the_directory_that_is_liste
 
 
 @pytest.mark.process
-def test_on_a_file_system_of_its_own_it_lies_inside_and_that_is_said(tmp_path: Path) -> None:
+def test_a_directory_on_its_own_file_system_keeps_torn_checkpoints_inside(tmp_path: Path) -> None:
     with mounts.tmpfs(tmp_path / "ckpt", 1 << 20) as directory:
         torn = directory / "step-60.pt"
         torn.write_bytes(b"x")
@@ -163,7 +163,7 @@ def test_on_a_file_system_of_its_own_it_lies_inside_and_that_is_said(tmp_path: P
 
 
 @pytest.mark.parametrize("taken", ["a file", "a link", "somebody else's", "read only"])
-def test_where_the_place_beside_is_not_ours_it_lies_inside_and_that_is_said(
+def test_an_unusable_place_beside_keeps_torn_checkpoints_inside(
     torn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str
 ) -> None:
     if taken == "a file":
@@ -367,7 +367,7 @@ def test_a_directory_that_is_not_all_this_jobs_stays(torn_tree: Path, tmp_path: 
     assert everything(tmp_path) == before
 
 
-def test_nothing_is_replaced_by_a_move_nor_by_moving_back(torn: Path, tmp_path: Path) -> None:
+def test_no_file_is_replaced_by_a_move_nor_by_its_undo(torn: Path, tmp_path: Path) -> None:
     record = record_in(tmp_path / "state")
     aside_of(tmp_path).mkdir()
     taken, second = aside_of(tmp_path) / "torn-a", aside_of(tmp_path) / "torn-b"
@@ -473,7 +473,7 @@ def put(aside: AsideRecord, tmp_path: Path, *, kept: bool = True) -> Path:
     return path
 
 
-def test_what_was_put_back_is_taken_away_again_before_the_users_own_returns(torn: Path, tmp_path: Path) -> None:
+def test_a_copy_put_back_is_removed_before_the_users_own_returns(torn: Path, tmp_path: Path) -> None:
     content, aside = torn.read_bytes(), record_in(tmp_path / "state")
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     assert put(aside, tmp_path).read_bytes() == b"good"
@@ -482,7 +482,7 @@ def test_what_was_put_back_is_taken_away_again_before_the_users_own_returns(torn
     assert [path.name for path in torn.parent.iterdir()] == ["step_120.pt"]
 
 
-def test_what_was_put_back_and_is_the_only_one_left_is_kept(torn: Path, tmp_path: Path) -> None:
+def test_a_copy_put_back_is_kept_if_it_is_the_only_one(torn: Path, tmp_path: Path) -> None:
     aside = record_in(tmp_path / "state")
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     put(aside, tmp_path, kept=False)
@@ -490,7 +490,7 @@ def test_what_was_put_back_and_is_the_only_one_left_is_kept(torn: Path, tmp_path
     assert (aside_of(tmp_path) / "kept-b").read_bytes() == b"good"
 
 
-def test_what_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None:
+def test_a_file_that_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None:
     aside = record_in(tmp_path / "state")
     aside.move(judged(torn), 1, seen_at(torn), ranks_alive=False)
     put(aside, tmp_path).write_bytes(b"the training's own")
@@ -498,7 +498,7 @@ def test_what_the_training_wrote_since_stays(torn: Path, tmp_path: Path) -> None
     assert torn.read_bytes() == b"the training's own"
 
 
-def test_what_stands_in_the_place_is_not_replaced(torn: Path, tmp_path: Path) -> None:
+def test_a_file_at_the_destination_is_not_replaced(torn: Path, tmp_path: Path) -> None:
     aside: Any = record_in(tmp_path / "state")
     temporary = torn.parent / ".putting"
     temporary.write_bytes(b"good")
@@ -536,9 +536,7 @@ def test_a_stranger_under_the_name_of_what_was_moved_is_not_moved_back(torn: Pat
 
 
 @pytest.mark.process
-def test_a_kill_while_a_directory_is_taken_away_again_leaves_no_half_of_it(
-    torn_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_during_a_removal_leaves_no_half_directory(torn_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     aside, copy, temporary = record_in(tmp_path / "state"), tmp_path / "copy", torn_tree.parent / ".putting"
     aside.move(judged(torn_tree), 1, seen_at(torn_tree), ranks_alive=False)
     for directory in (copy, temporary):

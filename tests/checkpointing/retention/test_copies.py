@@ -116,7 +116,7 @@ def test_a_file_system_that_cannot_sync_directories_holds_copies(job: Path, tmp_
     assert kept.copy is not None, kept.reason
 
 
-def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:
+def test_a_file_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     manifest = save(path, 10)
     save(path, 20)
@@ -130,7 +130,7 @@ def test_what_was_written_since_its_manifest_is_not_kept(job: Path, tmp_path: Pa
     assert list((tmp_path / DIRECTORY).iterdir()) == []
 
 
-def test_what_is_overwritten_while_it_is_copied_is_not_kept(job: Path, tmp_path: Path) -> None:
+def test_a_file_overwritten_during_its_copy_is_not_kept(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     manifest = save(path, 10, n_kib=4000)
     begun = threading.Event()
@@ -166,7 +166,7 @@ def test_a_directory_is_kept_with_the_members_that_belong_to_it(job: Path, tmp_p
     assert len(everything(job)) == len(before) + 4
 
 
-def test_the_policy_and_the_cap_hold_and_what_is_needed_stays(job: Path, tmp_path: Path) -> None:
+def test_the_policy_and_the_cap_hold_and_needed_copies_stay(job: Path, tmp_path: Path) -> None:
     path = job / "ckpt.pt"
     copies = Copies(of_job(tmp_path), BIG)
     for step in (1, 2, 3, 4):
@@ -198,7 +198,7 @@ def test_of_each_path_so_many_stay_and_the_cap_alone_is_of_all(job: Path, tmp_pa
     assert (kept.copy is not None, sorted(Path(place).name for place in kept.removed)) == (True, ["best.pt", "model.pt"])
 
 
-def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_path: Path) -> None:
+def test_the_remaining_copy_is_read_through_before_any_is_removed(job: Path, tmp_path: Path) -> None:
     path, copies = job / "ckpt.pt", Copies(of_job(tmp_path), BIG)
     for step in (1, 2, 3):
         copies.keep(save(path, step), RetentionPolicy(newest=9))
@@ -215,9 +215,7 @@ def test_before_anything_goes_what_stays_is_read_through_again(job: Path, tmp_pa
     assert copies.prune(RetentionPolicy(newest=1)).removed == ()
 
 
-def test_what_another_thread_holds_or_makes_meanwhile_stays_and_is_the_answer(
-    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_copy_of_another_thread_stays_and_is_the_answer(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     catalogue = CheckpointCatalogue(tmp_path, is_writer=True)
     path, copies, other = job / "ckpt.pt", Copies(catalogue, BIG, run_id="r"), Copies(catalogue, BIG, run_id="r")
     first = copies.keep(save(path, 10)).copy
@@ -328,7 +326,7 @@ copies.Copies(CheckpointCatalogue(Path(sys.argv[2]), is_writer=True), 1 << 40).k
 
 
 @pytest.mark.process
-def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_leftover_of_a_kill_is_no_copy_and_is_swept(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = save(job / "ckpt.pt", 10)
     (tmp_path / "made.json").write_bytes(documents.encode(manifest))
     argv = [sys.executable, "-c", KILLED, str(tmp_path / "made.json"), str(tmp_path)]
@@ -341,7 +339,7 @@ def test_what_a_kill_left_is_no_copy_and_is_swept(job: Path, tmp_path: Path, mon
     assert len(list((tmp_path / DIRECTORY).iterdir())) == 1
 
 
-def test_where_blocks_can_be_shared_they_are(tmp_path: Path) -> None:
+def test_copies_share_their_blocks_where_the_file_system_can(tmp_path: Path) -> None:
     with btrfs(tmp_path / "disk") as disk:
         path, copies = disk / "ckpt.pt", Copies(of_job(disk / "state"), BIG)
         manifest = save(path, 10, n_kib=int(free(disk) / 3.6) // KIB)

@@ -28,13 +28,13 @@ def test_two_saves_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("save_mib", "room", "fit"), [(3, Room.ENOUGH, 2), (5, Room.SHORT, 1), (20, Room.SHORT, 0)])
-def test_what_is_free_is_counted_in_saves(tmp_path: Path, save_mib: int, room: Room, fit: int) -> None:
+def test_free_space_is_counted_in_saves(tmp_path: Path, save_mib: int, room: Room, fit: int) -> None:
     with tmpfs(tmp_path / "disk", 8 * MIB) as disk:
         forecast = free_space.forecast(str(disk), save_mib * MIB)
         assert (forecast.room, forecast.n_saves) == (room, fit)
 
 
-def test_nothing_is_allocated_opened_for_writing_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_forecast_neither_allocates_nor_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened, real = list[int](), os.open
 
     def seen(path: str, flags: int, *more: int, **others: int) -> int:
@@ -69,6 +69,6 @@ def test_a_limit_on_the_size_of_files_is_found(tmp_path: Path) -> None:
     )
 
 
-def test_what_cannot_be_looked_at_is_unknown(tmp_path: Path) -> None:
+def test_the_space_of_an_unreadable_directory_is_unknown(tmp_path: Path) -> None:
     forecast = free_space.forecast(str(tmp_path / "gone"), 1)
     assert (forecast.room, forecast.n_saves, os.strerror(errno.ENOENT) in forecast.reason) == (Room.UNKNOWN, 0, True)

@@ -85,7 +85,7 @@ def test_the_first_of_each_so_many_steps_stays(tmp_path: Path, saved: dict[int, 
 @pytest.mark.parametrize(
     "reason", ["not ours", "in use", "uploading", "rejected", "written since", "a second name", "something leads to it"]
 )
-def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: str) -> None:
+def test_a_protected_checkpoint_stays(tmp_path: Path, saved: dict[int, Path], reason: str) -> None:
     rows = {n: row(saved[n], n) for n in STEPS}
     if reason == "written since":
         saved[1].write_bytes(b"another")
@@ -107,14 +107,14 @@ def test_what_must_stay_stays(tmp_path: Path, saved: dict[int, Path], reason: st
     assert left(tmp_path / "ckpt") == ["step_1.pt", "step_3.pt", "step_4.pt"]
 
 
-def test_where_that_it_goes_cannot_be_recorded_it_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
+def test_a_checkpoint_whose_removal_cannot_be_recorded_stays(tmp_path: Path, saved: dict[int, Path]) -> None:
     (tmp_path / "state").write_text("a file is in the way")
     done = pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(3), saved[PROVEN])
     assert [str(tmp_path / "state") in gone.reason for gone in done] == [True]
     assert len(left(tmp_path / "ckpt")) == len(STEPS)
 
 
-def test_what_was_removed_long_ago_is_forgotten(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_removed_long_ago_are_forgotten(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prune, "_MOST_ROWS", 2)
     pruned([row(saved[n], n) for n in STEPS], rules.RetentionPolicy(1), saved[PROVEN])
     assert [gone.step for gone in record_of(saved[PROVEN]).all(PRUNED)] == [2, 3]
@@ -128,7 +128,7 @@ def test_the_newest_one_with_finite_weights_stays_beside_those_in_which_they_tur
     assert left(tmp_path / "ckpt") == ["step_2.pt", "step_4.pt"]
 
 
-def test_nothing_goes_where_what_stays_was_not_proven_just_now(tmp_path: Path, saved: dict[int, Path]) -> None:
+def test_no_checkpoint_goes_unless_a_remaining_one_was_just_proven(tmp_path: Path, saved: dict[int, Path]) -> None:
     rows = [row(saved[n], n) for n in STEPS]
     assert pruned(rows, rules.RetentionPolicy(2), saved[1]) == (), "what was proven is itself to go"
     saved[PROVEN].write_bytes(b"torn")
@@ -151,7 +151,7 @@ def test_a_directory_goes_only_if_each_file_in_it_is_the_jobs(tmp_path: Path) ->
     assert left(tmp_path / "ckpt") == ["checkpoint-2", "checkpoint-4"]
 
 
-def test_what_was_written_between_the_look_and_the_rename_is_given_back(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_written_before_the_rename_is_given_back(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     real = prune.durable.rename_exclusive
 
     def rename(old: str, new: str) -> None:
@@ -166,7 +166,7 @@ def test_what_was_written_between_the_look_and_the_rename_is_given_back(saved: d
     assert saved[1].read_bytes() == b"written at the last moment"
 
 
-def test_what_another_supervisor_completes_meanwhile_is_removed(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_that_another_supervisor_completes_counts_as_done(saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     real = prune.durable.rename_exclusive
 
     def rename(old: str, new: str) -> None:
@@ -180,7 +180,9 @@ def test_what_another_supervisor_completes_meanwhile_is_removed(saved: dict[int,
 
 
 @pytest.mark.parametrize("is_tree", [False, True])
-def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_tree: bool) -> None:
+def test_a_removal_cut_short_by_a_kill_is_finished_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_tree: bool
+) -> None:
     paths = {step: tmp_path / "ckpt" / f"step_{step}" for step in STEPS}
     (tmp_path / "ckpt").mkdir()
     for step, path in paths.items():
@@ -204,7 +206,7 @@ def test_what_a_kill_cut_short_is_ended_by_the_next(tmp_path: Path, monkeypatch:
     assert left(tmp_path / ".supervise-aside") == [rewritten.name]
 
 
-def test_what_was_written_at_the_last_moment_before_a_kill_goes_back_to_its_place(
+def test_a_file_written_just_before_a_kill_goes_back_to_its_place(
     tmp_path: Path, saved: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [row(saved[step], step) for step in STEPS]

@@ -64,7 +64,7 @@ def test_the_newest_and_every_kth_stay(steps: tuple[int, ...], policy: Retention
     assert tuple(item.age.step for item in may_go(map(held, steps), policy)) == go
 
 
-def test_what_is_damaged_goes_first_but_only_beside_a_verified_one() -> None:
+def test_damaged_copies_go_first_but_only_beside_a_verified_one() -> None:
     bad = held(9, Verdict.BAD)
     assert may_go([bad], RetentionPolicy(1)) == ()
     assert may_go([bad, held(1), held(2)], RetentionPolicy(1)) == (bad, held(1))
@@ -76,7 +76,7 @@ def test_of_unknown_verdict_nothing_goes() -> None:
 
 
 @given(copies, policies)
-def test_a_verified_one_always_stays_and_what_is_needed_is_never_named(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
+def test_a_verified_copy_always_stays_and_needed_ones_are_never_named(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
     assert len(set(gone)) == len(gone)
     assert all(item in given_copies and item.verdict in (Verdict.VERIFIED, Verdict.BAD) for item in gone)
@@ -115,13 +115,13 @@ def test_a_lower_step_of_a_later_run_or_attempt_is_the_newer_one() -> None:
     assert names(may_go([*rolled_back, of(1, 2, 890)], RetentionPolicy(2))) == ["1.1.800", "1.1.900", "1.1.1000"]
 
 
-def test_what_was_made_just_now_stays_whatever_the_order_says() -> None:
+def test_the_copy_just_made_stays_whatever_the_order_says() -> None:
     held = [of(1, 1, 100), of(1, 1, 200), of(1, 1, 10)]
     assert names(may_go(held, RetentionPolicy(2), new="1.1.10")) == []
     assert names(may_go(held, RetentionPolicy(1), new="1.1.10")) == ["1.1.100"]
 
 
-def test_the_first_of_each_so_many_steps_is_that_of_each_run_and_never_one_that_was_rolled_back() -> None:
+def test_each_run_keeps_its_first_copy_of_every_n_steps_unless_rolled_back() -> None:
     held = [of(1, 1, 100), of(1, 1, 150), of(2, 1, 120), of(2, 1, 150), of(2, 1, 300)]
     assert names(may_go(held, RetentionPolicy(1, every=100))) == ["1.1.150", "2.1.150"]
     gone = replace(held[0], age=held[0].age._replace(is_rolled_back=True))
@@ -129,7 +129,7 @@ def test_the_first_of_each_so_many_steps_is_that_of_each_run_and_never_one_that_
 
 
 @given(copies, policies)
-def test_what_stays_once_stays(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
+def test_a_copy_that_stays_once_stays_again(given_copies: list[RetainedItem], policy: RetentionPolicy) -> None:
     gone = may_go(given_copies, policy)
     assert may_go([item for item in given_copies if item not in gone], policy) == ()
     # and so it does when only some of what may go went: the disk had room again

@@ -79,7 +79,7 @@ def test_under_supervise_a_rank_that_is_killed_costs_the_steps_since_the_last_sa
 
 
 @pytest.mark.slow
-def test_told_to_stop_it_saves_and_the_next_start_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_stopped_job_saves_and_the_next_start_continues_there(tmp_path: Path) -> None:
     job = ["torchrun", "--standalone", "--nproc-per-node=2", str(EXAMPLE), "--steps=60", "--save-every=1000", "--step-ms=50"]
     words = ["supervise", "--state-dir", str(tmp_path / "state"), "--", *job]
     process = start(words, tmp_path, "log")
@@ -95,7 +95,7 @@ def test_told_to_stop_it_saves_and_the_next_start_goes_on_from_there(tmp_path: P
 
 
 @pytest.mark.slow
-def test_by_itself_it_needs_neither_torchrun_nor_the_supervisor(tmp_path: Path) -> None:
+def test_the_example_runs_without_torchrun_and_the_supervisor(tmp_path: Path) -> None:
     alone = [sys.executable, str(EXAMPLE), "--save-every=10"]
     assert "starts at step 0 from scratch" in finish(start([*alone, "--steps=20"], tmp_path, "one"), tmp_path, "one")
     newest = tmp_path / "ckpt" / "step-00000020.pt"

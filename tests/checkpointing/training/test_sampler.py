@@ -54,7 +54,7 @@ def test_the_shares_are_the_epoch_without_overlap(shape: tuple[list[int], int], 
 
 
 @given(shapes, shapes, st.integers(1, 80), st.integers(0, 6))
-def test_it_resumes_under_another_plan_with_the_samples_that_are_left(
+def test_the_sampler_resumes_under_another_plan_with_the_remaining_samples(
     before: tuple[list[int], int], after: tuple[list[int], int], size: int, steps: int
 ) -> None:
     old, new = plans(*before), plans(*after)

@@ -58,7 +58,7 @@ def test_the_function_is_what_the_package_gives_whatever_was_imported_before() -
 
 
 @pytest.mark.process
-def test_without_torch_what_needs_it_says_so_and_the_rest_works(tmp_path: Path) -> None:
+def test_without_torch_functions_that_need_it_say_so_and_the_rest_works(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
     program = """
 import sys
@@ -201,7 +201,7 @@ def test_a_step_that_no_name_has_room_for_is_refused(step: Any, tmp_path: Path) 
     assert names_in(tmp_path) == []
 
 
-def test_what_a_step_may_be_and_what_a_path_may_be(tmp_path: Path) -> None:
+def test_a_step_may_be_a_tensor_and_a_path_may_be_bytes(tmp_path: Path) -> None:
     odd = tmp_path / "a b\nü"
     path = save({"step": 5}, os.fsencode(odd), step=torch.tensor(5))  # type: ignore[arg-type] -- bytes and tensors do as well
     assert path == f"{odd}/step-00000005.pt"
@@ -343,7 +343,7 @@ def test_the_only_checkpoint_is_not_swept_between_the_two_renames_that_replace_i
 # loading
 
 
-def test_nothing_there_is_none(tmp_path: Path) -> None:
+def test_an_empty_or_missing_directory_loads_none(tmp_path: Path) -> None:
     assert load_latest(tmp_path) is None
     assert load_latest(tmp_path / "missing") is None
 
@@ -374,7 +374,7 @@ def test_no_pickle_runs_code_unless_it_is_trusted(tmp_path: Path) -> None:
     torch.serialization.clear_safe_globals()
 
 
-def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_supervisors_checkpoint_comes_first_and_no_newer_one_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (1, 2, 3):
         save({"step": step}, tmp_path, step=step)
     monkeypatch.setenv("SUPERVISE_JOB_RESUME_FROM", str(tmp_path / "step-00000002.pt"))
@@ -389,7 +389,7 @@ def test_what_the_supervisor_hands_out_comes_first_and_nothing_newer_is_taken(tm
     assert [Path(path).name for path, _ in checkpoint.passed_over] == ["step-00000002.pt"]
 
 
-def test_what_is_handed_out_is_for_its_own_directory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_supervisors_checkpoint_is_for_its_own_directory_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gen", "disc"):
         for step in (1, 2):
             save({"step": step, "of": name}, tmp_path / name, step=step)

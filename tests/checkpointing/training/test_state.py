@@ -67,7 +67,7 @@ def test_an_average_that_rank_0_alone_has_is_taken_without_the_others(tmp_path: 
     assert second == both
 
 
-def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_a_state_that_does_not_fit_is_named_and_nothing_changes(tmp_path: Path) -> None:
     for rank, seen in enumerate(ranks("refusals", 2, tmp_path)):
         prefix = "the state was not applied: "
         assert seen["on_one_rank"].startswith(f"{prefix}ema: " if rank else f"{prefix}rank 1: CheckpointingError: {prefix}ema: ")
@@ -89,7 +89,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("wrapping", "number"), [("ddp", 2), pytest.param("fsdp2", 3, marks=pytest.mark.slow)])
-def test_a_kill_in_the_middle_of_a_save_costs_that_step_in_whatever_wrapping_it_goes_on(wrapping: str, number: int, tmp_path: Path) -> None:
+def test_a_kill_during_a_save_costs_that_step_in_any_wrapping(wrapping: str, number: int, tmp_path: Path) -> None:
     assert run("killed", 2, tmp_path).returncode != 0
     assert not (tmp_path / "ckpt" / "step-00000003").exists()
     for rank, seen in enumerate(ranks("resumed", number, tmp_path, wrapping)):
@@ -131,7 +131,7 @@ def test_taking_the_state_imports_numpy_only_if_the_script_did() -> None:
 
 
 @pytest.mark.slow
-def test_a_late_rank_is_named_in_a_warning_with_its_line_and_then_all_go_on(tmp_path: Path) -> None:
+def test_a_late_rank_is_named_in_a_warning_and_all_continue(tmp_path: Path) -> None:
     first, second = ranks("late_rank", 2, tmp_path)
     (warning,) = first["warned"]
     assert warning.startswith("the state was not taken: it still waits: only 1 of 2 ranks came within ")

@@ -69,7 +69,7 @@ def kinds(known: Discovery) -> dict[str, str]:
     return {place.pattern: place.kind for place in known.locations()}
 
 
-def test_a_save_that_goes_on_in_the_same_archive_is_one(tmp_path: Path, rank: Rank) -> None:
+def test_a_save_that_continues_in_the_same_archive_counts_once(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/model_100_steps.zip", file=True, steps=5)
     rank.saves("/j/model_100_steps.zip", file=True, steps=5, goes_on=True, was=[1, 1, 10, 5], ends=False)
     known = knows(tmp_path, rank)
@@ -100,7 +100,7 @@ def test_repeated_saves_are_candidates_and_no_checkpoints(tmp_path: Path, rank: 
 
 
 @pytest.mark.parametrize("first", ["saves", "loads"])
-def test_what_is_saved_and_was_loaded_or_tried_before_the_first_step_is_a_checkpoint(tmp_path: Path, rank: Rank, first: str) -> None:
+def test_a_saved_file_loaded_before_the_first_step_is_a_checkpoint(tmp_path: Path, rank: Rank, first: str) -> None:
     for action in (first, "loads" if first == "saves" else "saves"):
         getattr(rank, action)("/j/c/step_1.pt")
     known = knows(tmp_path, rank)
@@ -109,7 +109,7 @@ def test_what_is_saved_and_was_loaded_or_tried_before_the_first_step_is_a_checkp
     assert not known.is_checkpoint("/j/c/step_300_ema.pt")
 
 
-def test_what_is_loaded_and_never_saved_is_none_nor_what_is_loaded_while_it_trains(tmp_path: Path, rank: Rank) -> None:
+def test_a_file_only_loaded_or_loaded_in_training_is_no_checkpoint(tmp_path: Path, rank: Rank) -> None:
     rank.loads("/models/pretrained.pt")
     rank.saves("/j/best.pt")
     rank.loads("/j/best.pt", steps=100)
@@ -128,7 +128,7 @@ def test_a_load_of_dcp_comes_after_the_step_with_which_it_makes_the_optimizer_s_
     assert bool(knows(tmp_path, rank).patterns()) is known
 
 
-def test_what_is_loaded_like_data_is_none_however_often_it_was_saved(tmp_path: Path, rank: Rank) -> None:
+def test_a_file_loaded_like_data_is_no_checkpoint_however_often_saved(tmp_path: Path, rank: Rank) -> None:
     for number in range(6):
         rank.saves(f"/j/features_{number}.pt")
     for number in range(6):
@@ -146,7 +146,7 @@ def test_a_resume_that_falls_back_to_an_older_one_is_no_data_set(tmp_path: Path,
     assert knows(tmp_path, rank).patterns() == ("/j/step_[0-9]*.pt",)
 
 
-def test_one_save_while_it_trains_makes_a_candidate_and_none_makes_a_checkpoint(tmp_path: Path, rank: Rank) -> None:
+def test_one_save_in_training_makes_a_candidate_and_none_makes_a_checkpoint(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/prepared.pt", steps=0)
     rank.saves("/j/ckpt.pt", steps=10)
     rank.saves("/j/.tmp-1", steps=10)
@@ -186,9 +186,7 @@ def numbers(path: Path, size: int | None = None) -> list[int]:
 
 
 @pytest.mark.parametrize("how", ["made", "absent", "there before"])
-def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_run_alone(
-    tmp_path: Path, rank: Rank, torn: Path, how: str
-) -> None:
+def test_a_frameworks_extra_files_count_in_a_directory_of_this_run_alone(tmp_path: Path, rank: Rank, torn: Path, how: str) -> None:
     if how == "absent":
         rank.saves(str(torn), now=numbers(torn, -1))
         rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"))
@@ -205,7 +203,7 @@ def test_what_a_framework_writes_beside_counts_as_seen_in_a_directory_of_this_ru
     assert Discovery(CheckpointCatalogue(tmp_path / "checkpoints", is_writer=True), "r2").written_files(str(torn), time.time_ns()) == {}
 
 
-def test_what_an_upload_linked_and_let_go_is_the_job_s_as_long_as_it_is_what_was_proven(tmp_path: Path, rank: Rank, torn: Path) -> None:
+def test_a_file_unlinked_by_an_upload_stays_the_jobs_while_unchanged(tmp_path: Path, rank: Rank, torn: Path) -> None:
     rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
     known = knows(tmp_path, rank)
     proven, before = identity_of(str(torn)), (torn / "config.json").stat().st_ctime_ns - 1
@@ -226,7 +224,7 @@ def test_a_card_that_peft_wrote_is_the_job_s(tmp_path: Path, rank: Rank, torn: P
     assert f"{torn}/README.md" in known.written_files(str(torn), time.time_ns())
 
 
-def test_a_directory_that_took_the_place_of_the_one_that_was_made_is_another(tmp_path: Path, rank: Rank, torn: Path) -> None:
+def test_a_directory_that_replaces_the_one_made_is_another(tmp_path: Path, rank: Rank, torn: Path) -> None:
     rank.saves(f"{torn}/optimizer.pt", now=numbers(torn / "optimizer.pt"), made=[[str(torn), *numbers(torn)[:2]]])
     known = knows(tmp_path, rank)
     torn.rename(tmp_path / "kept")  # its inode stays in use
@@ -252,7 +250,7 @@ def test_a_checkpoint_of_many_files_can_be_removed_when_newer_ones_are_there(tmp
     assert not_written(str(oldest), identity, known.written_files(str(oldest), 0)) == ""
 
 
-def test_what_is_seen_of_a_save_is_enough_to_remove_it(tmp_path: Path, rank: Rank) -> None:
+def test_the_recorded_files_of_a_save_suffice_to_remove_it(tmp_path: Path, rank: Rank) -> None:
     """So the test above fails for its own reason: a checkpoint of few files is this job's too."""
     directory = tmp_path / "checkpoint-10"
     directory.mkdir()
@@ -277,7 +275,7 @@ def test_one_save_of_all_ranks_is_one(tmp_path: Path, rank: Rank) -> None:
     assert [place.saved for place in knows(tmp_path, rank).locations()] == [1]
 
 
-def test_of_ranks_that_save_together_the_second_finds_what_the_first_one_made(tmp_path: Path, rank: Rank) -> None:
+def test_files_of_a_joint_save_count_as_made_by_the_job(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/a.pt", ends=False)
     Rank(rank.directory, 1).saves("/j/a.pt", ends=False, was=[1, 2, 0, 5])
     (write,) = knows(tmp_path, rank).writes("/j/a.pt")
@@ -314,14 +312,14 @@ def test_a_link_is_followed_to_what_was_saved(tmp_path: Path, rank: Rank) -> Non
 
 
 @pytest.mark.parametrize(("how", "cut"), [({}, False), ({"ends": False}, True), ({"well": False}, True)], ids=["whole", "killed", "raised"])
-def test_what_this_run_wrote_is_known_and_what_was_cut_off(tmp_path: Path, rank: Rank, how: dict[str, bool], cut: bool) -> None:  # noqa: FBT001  a column
+def test_a_write_of_this_run_is_recorded_with_its_interruption(tmp_path: Path, rank: Rank, how: dict[str, bool], cut: bool) -> None:  # noqa: FBT001  a column
     rank.saves("/j/ckpt.pt")
     rank.saves("/j/ckpt.pt", **how)
     (write,) = knows(tmp_path, rank).writes("/j/ckpt.pt")
     assert write.interrupted is cut
 
 
-def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path: Path, rank: Rank) -> None:
+def test_places_stay_known_and_writes_of_another_run_do_not_count(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/ckpt.pt")
     rank.loads("/j/ckpt.pt")
     knows(tmp_path, rank)
@@ -335,7 +333,7 @@ def test_places_stay_known_and_what_another_run_wrote_is_not_this_one_s(tmp_path
     assert [place.pattern for place in record.read_locations(tmp_path / "checkpoints")] == ["/j/ckpt.pt"]
 
 
-def test_what_the_run_before_wrote_is_still_this_nodes(tmp_path: Path, rank: Rank) -> None:
+def test_a_write_of_the_previous_run_is_still_this_nodes(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/ckpt/last.pt")
     knows(tmp_path, rank)
     later = knows(tmp_path, Rank(tmp_path / "attempt-0002"), "r2")
@@ -368,7 +366,7 @@ def test_a_file_of_lines_that_was_begun_anew_counts_nothing_twice(tmp_path: Path
     assert [place.saved for place in known.locations()] == [4]
 
 
-def test_it_is_bounded_and_forgets_what_is_no_checkpoint_first(tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_discovery_is_bounded_and_forgets_other_files_first(tmp_path: Path, rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(from_logs, "MOST_WRITES", MOST_WRITES)
     rank.saves("/j/ckpt.pt")
     rank.loads("/j/ckpt.pt")
@@ -380,7 +378,7 @@ def test_it_is_bounded_and_forgets_what_is_no_checkpoint_first(tmp_path: Path, r
     assert len(CheckpointCatalogue(tmp_path / "checkpoints").all(record.WRITE)) == MOST_WRITES
 
 
-def test_what_cannot_be_recorded_is_known_all_the_same(tmp_path: Path, rank: Rank) -> None:
+def test_a_discovery_that_cannot_be_recorded_is_still_known(tmp_path: Path, rank: Rank) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     rank.saves("/j/ckpt.pt")
     rank.loads("/j/ckpt.pt")
@@ -394,7 +392,7 @@ def handed(tmp_path: Path, rank: Rank, kind: ResumeKind | None, files: str = "")
     return known.patterns()
 
 
-def test_where_the_user_says_how_one_is_handed_over_what_is_saved_need_not_be_loaded_first(tmp_path: Path, rank: Rank) -> None:
+def test_a_declared_way_of_resuming_makes_a_saved_file_a_checkpoint(tmp_path: Path, rank: Rank) -> None:
     rank.saves("/j/out/ckpt.pt")
     assert [handed(tmp_path, rank, kind) for kind in (None, ResumeKind.ITSELF)] == [(), ()]
     assert [handed(tmp_path, rank, kind) for kind in (ResumeKind.SWITCH, ResumeKind.PATH)] == [("/j/out/ckpt.pt",)] * 2
@@ -461,7 +459,7 @@ def test_two_ranks_that_save_one_step_to_one_file_are_found_once(
     assert (known.shared_saves.take() is None) is shared
 
 
-def test_one_rank_that_saves_to_one_file_again_and_again_shares_it_with_nobody(tmp_path: Path, rank: Rank) -> None:
+def test_one_rank_that_saves_repeatedly_to_one_file_is_no_shared_save(tmp_path: Path, rank: Rank) -> None:
     for _ in range(3):
         rank.saves("/j/last.pt", steps=10)
     assert knows(tmp_path, rank).shared_saves.take() is None

@@ -48,14 +48,14 @@ def send(disk: JobOnDisk, path: Path, uploads: UploadList) -> None:
     checkpoints.mirror_feed(uploads, lambda: True).send(manifest)
 
 
-def test_what_is_saved_again_while_it_trains_is_sent_in_the_first_attempt(disk: JobOnDisk) -> None:
+def test_a_file_saved_again_in_training_is_sent_in_the_first_attempt(disk: JobOnDisk) -> None:
     uploads = UploadList()
     for step in (10, 20, 30):
         send(disk, disk.rank.saves(f"step_{step}.pt", step), uploads)
     assert uploads.sent == ["step_20.pt", "step_30.pt"]
 
 
-def test_what_is_saved_once_or_before_the_first_step_is_not_sent(disk: JobOnDisk) -> None:
+def test_a_file_saved_once_or_before_the_first_step_is_not_sent(disk: JobOnDisk) -> None:
     uploads = UploadList()
     send(disk, disk.rank.saves("export.pt", 100), uploads)
     for number in (1, 2, 3):

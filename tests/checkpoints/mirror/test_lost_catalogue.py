@@ -123,7 +123,7 @@ def mirrored(tmp_path: Path) -> MirroredJob:
 
 
 @pytest.mark.process
-def test_what_is_uploaded_is_recorded_and_the_next_start_sends_none_of_it(mirrored: MirroredJob) -> None:
+def test_an_uploaded_checkpoint_is_recorded_and_not_sent_by_the_next_start(mirrored: MirroredJob) -> None:
     assert mirrored.chosen() == 850
     rows = [(manifest, mirrored.checkpoints.records.mirrored.holds(mirrored.mirror, manifest)) for manifest in mirrored.saved]
     assert all(holds for _, holds in rows)
@@ -165,7 +165,7 @@ def test_from_the_mirrors_manifests_the_same_checkpoint_is_chosen_and_nothing_is
 
 
 @pytest.mark.process
-def test_a_mirror_that_cannot_be_asked_is_named_and_what_lies_here_is_read(mirrored: MirroredJob, tmp_path: Path) -> None:
+def test_an_unreachable_mirror_is_named_and_the_local_checkpoints_are_read(mirrored: MirroredJob, tmp_path: Path) -> None:
     mirrored.lose_catalogue()
     (tmp_path / "mirror").rename(tmp_path / "away")
     (tmp_path / "mirror").write_text("no directory")

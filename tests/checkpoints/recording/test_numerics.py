@@ -113,7 +113,7 @@ def test_a_file_written_in_place_keeps_its_finite_copy_and_the_torn_one_is_repla
 
 
 @pytest.mark.parametrize("in_one_tick", [False, True], ids=["apart", "within one tick of the clock"])
-def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(disk: JobOnDisk, *, in_one_tick: bool) -> None:
+def test_nan_is_reported_even_if_the_newer_save_is_verified_first(disk: JobOnDisk, *, in_one_tick: bool) -> None:
     saves = Saves(disk)
     paths = [saves.write(step, weight) for step, weight in ((100, 1.0), (200, NAN))]
     if in_one_tick:
@@ -128,7 +128,7 @@ def test_of_several_that_are_verified_the_newest_first_it_is_reported_as_well(di
     assert "the last finite one is of step 100" in disk.checkpoints.numbers()
 
 
-def test_nothing_is_reported_of_what_another_run_saved(disk: JobOnDisk) -> None:
+def test_saves_of_another_run_are_not_compared(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     saves.save(100)
     force_setattr(disk.job, "run_id", "run-2")
@@ -153,7 +153,7 @@ def test_files_whose_saves_ended_stay_where_they_are_whatever_they_hold(disk: Jo
     assert disk.moved() == []
 
 
-def test_ls_shows_it(disk: JobOnDisk) -> None:
+def test_ls_shows_the_tensor_that_is_not_finite(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     saves.save(100)
     saves.save(200, NAN)
@@ -172,7 +172,7 @@ def test_latest_passes_over_weights_that_turned_nan_as_a_resume_does(disk: JobOn
     assert "NaN" in row["passed_over"][0]["reasons"][0]
 
 
-def test_where_not_all_tensors_were_listed_none_is_said_to_have_been_finite(disk: JobOnDisk) -> None:
+def test_an_incomplete_list_of_tensors_reports_no_new_nan(disk: JobOnDisk) -> None:
     saves = Saves(disk)
     saves.save(100)
     (before,) = disk.checkpoints.records.manifests.all()

@@ -176,7 +176,7 @@ def test_a_torn_file_is_neither_reported_nor_rejected_and_is_reported_once_it_is
     assert watched.next() == ("step_5.pt", 5)
 
 
-def test_what_the_selection_verified_is_not_reported_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
+def test_a_checkpoint_verified_by_the_selection_is_not_reported_again(tmp_path: Path, watch: Callable[..., Watched]) -> None:
     save(tmp_path / "step_10.pt", 10)
     cache = Cache()
     selection = newest(
@@ -287,7 +287,7 @@ def test_a_file_system_that_hangs_holds_up_nobody(monkeypatch: pytest.MonkeyPatc
     assert watcher.stop(DEADLINE_S)
 
 
-def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Path) -> None:
+def test_a_failure_of_the_watcher_is_reported_once_and_watching_continues(tmp_path: Path) -> None:
     reports: queue.Queue[str] = queue.Queue()
     looks = 0
 
@@ -315,7 +315,7 @@ def test_a_failure_of_its_own_is_reported_once_and_watching_goes_on(tmp_path: Pa
     assert reports.empty()
 
 
-def test_who_is_interrupted_by_the_stop_ends_without_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_interrupted_by_the_stop_ends_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[object] = []
     monkeypatch.setattr(threading, "excepthook", raised.append)
 

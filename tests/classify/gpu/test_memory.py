@@ -93,7 +93,7 @@ def test_processes_of_the_same_job_are_no_strangers() -> None:
     ],
     ids=["no list", "nothing to compare with", "no amounts to compare with", "NVML does not know", "no amount"],
 )
-def test_what_cannot_be_known_is_left_out(fields: dict[str, str]) -> None:
+def test_unknown_holders_of_gpu_memory_are_left_out(fields: dict[str, str]) -> None:
     assert gpu_memory.holders(fields, ()) == {}
 
 

@@ -57,7 +57,7 @@ def test_each_code_belongs_to_one_row_and_to_its_cause(head: str, rest: str) -> 
         assert values.get("pid") == (7194 if "pid=7194" in line else None)
 
 
-def test_what_merely_follows_is_a_consequence() -> None:
+def test_an_xid_that_is_no_cause_by_itself_gives_way_to_any_cause() -> None:
     """The codes that are no cause by themselves belong to rows that give way to any other cause, and so do those to be ignored."""
     for code, entry in xids.TABLE.items():
         line = HEADS[0].format(code=code, rest=RESTS[0])

@@ -147,7 +147,7 @@ CODES = {
 }
 
 
-def test_who_ended_how_and_with_which_code_are_read_in_any_words() -> None:
+def test_the_rank_and_the_exit_code_are_read_in_any_wording() -> None:
     for subject, verb, (code, signum) in product(WHO, VERBS, CODES.items()):
         line = f"2031-03-04 10:00:01 {subject} {verb}{code}"
         facts = [(fact.name, fact.text) for fact in footers.read(line)]
@@ -210,7 +210,7 @@ def test_an_end_in_other_words(line: str, fact: tuple[str, str]) -> None:
         "Worker exits with a connection error code 2. There are some potential root causes. (1) The process is killed by SIGKILL.",
     ],
 )
-def test_what_only_speaks_of_an_end_is_none(line: str) -> None:
+def test_a_line_that_only_mentions_an_exit_is_no_footer(line: str) -> None:
     assert footers.read(line) == ()
 
 
@@ -409,7 +409,7 @@ def look(line: str) -> None:
 
 @pytest.mark.bench
 @pytest.mark.parametrize("kind", LINES)
-def test_nothing_that_is_done_with_a_line_takes_long_on_any_line(kind: str) -> None:
+def test_each_line_is_read_in_bounded_time(kind: str) -> None:
     """Prefixes, echoes, footers and progress are looked for in each line, as long as the rows are."""
     for line in between((), LINES[kind]):
         cut = line[: text.LONGEST_LINE]

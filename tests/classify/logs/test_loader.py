@@ -73,7 +73,7 @@ def test_the_kernel_knows_better_why_the_worker_is_gone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ValueError", "KeyError", "RuntimeError"])
-def test_what_else_comes_out_of_a_loader_is_not_the_end_of_a_worker(kind: str) -> None:
+def test_other_exceptions_in_a_loader_are_not_the_end_of_a_worker(kind: str) -> None:
     assert judge(RESET.replace("ConnectionResetError", kind))[0] is not Cause.DATALOADER_WORKER
 
 

@@ -84,7 +84,7 @@ def causes(log: str | bytes) -> Cause:
         (f"ip-26-0-161-153: [rank12]: {OOM}", 12, 1),
     ],
 )
-def test_a_line_is_read_whatever_stands_around_it(log: str, rank: int | None, line: int) -> None:
+def test_a_line_is_read_whatever_surrounds_the_message(log: str, rank: int | None, line: int) -> None:
     fact = hits(log)[0]
     assert (fact.rank, fact.line, fact.fields) == (rank, line, (("asked", "2147483648"),))
 
@@ -103,7 +103,7 @@ def test_a_line_is_read_whatever_stands_around_it(log: str, rank: int | None, li
         f"The user wrote: {OOM}",
     ],
 )
-def test_what_the_job_prints_of_itself_or_of_its_data_is_no_failure(line: str) -> None:
+def test_output_about_the_job_or_its_data_is_no_failure(line: str) -> None:
     assert causes(STEP.format(1) + line + "\n" + STEP.format(2)) is Cause.NONE
 
 
@@ -197,7 +197,7 @@ LOG = (
 
 
 @given(st.lists(st.integers(0, len(LOG)), max_size=8))
-def test_it_is_all_one_how_a_log_is_cut_into_blocks(cuts: list[int]) -> None:
+def test_the_blocks_of_a_log_do_not_change_its_evidence(cuts: list[int]) -> None:
     reader = Reader(CATALOGUE)
     for start, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(LOG)], strict=True):
         reader.feed(LOG[start:end])
@@ -290,7 +290,7 @@ XID = "kernel: NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.\n"
 
 
 @pytest.mark.parametrize("lines", [1, pytest.param(8, marks=pytest.mark.slow)])
-def test_what_thousands_of_ranks_log_does_not_push_out_what_is_logged_once(lines: int) -> None:
+def test_a_flood_from_thousands_of_ranks_does_not_push_out_a_single_line(lines: int) -> None:
     flood = "".join(f"[rank{rank}]: {OOM}\n" * lines for rank in range(3000))
     facts = hits(flood + XID + flood)
     assert [fact.name for fact in facts if fact.name == "gpu_lost.xid79"] == ["gpu_lost.xid79"]

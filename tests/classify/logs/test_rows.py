@@ -147,7 +147,7 @@ def test_a_hit_hits_with_its_fields_and_holds_an_anchor(sample: dict[str, Any]) 
     assert any(wanted.items() <= fact.items() for fact in facts), f"{wanted} is in none of {facts}"
 
 
-def test_what_a_row_matches_holds_an_anchor() -> None:
+def test_each_match_of_a_row_holds_an_anchor() -> None:
     for sample in HITS:
         row = CATALOGUE.row(sample["signature"])
         assert row is not None
@@ -266,7 +266,7 @@ def test_fields_are_read_in_base_units(kind: str, text: str, value: float) -> No
 
 
 @pytest.mark.parametrize(("figure", "rank"), [("0", 0), ("4095", 4095), ("-5", None), ("1" + "0" * 26, None), ("1000000", None)])
-def test_what_no_rank_can_be_is_not_reported_as_one(figure: str, rank: int | None) -> None:
+def test_an_impossible_rank_is_not_reported(figure: str, rank: int | None) -> None:
     row = GOOD.replace("(?P<asked>[0-9.]+ .iB)", "(?P<rank>-?[0-9]+)").replace('asked = "bytes"', 'rank = "int"')
     (fact,) = [f for f in read_text(f"CUDA out of memory. Tried to allocate {figure}\n", build(rows.parse(row, "mine.toml")[0])) if f.claim]
     assert fact.rank == rank

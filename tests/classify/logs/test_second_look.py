@@ -60,7 +60,7 @@ def test_a_record_is_taken_apart(line: str, parts: list[str]) -> None:
         ("FATAL: gave up after retrying: Input/output error", False),
     ],
 )
-def test_a_line_may_say_that_the_program_goes_on(line: str, *, harmless: bool) -> None:
+def test_a_line_may_report_that_the_program_continues(line: str, *, harmless: bool) -> None:
     assert second_look.is_harmless(line) is harmless
 
 
@@ -71,7 +71,7 @@ def test_a_line_may_say_that_the_program_goes_on(line: str, *, harmless: bool) -
         '{"level": "error", "exc": "RuntimeError: CUDA error: unspecified launch failure"}',
     ],
 )
-def test_what_a_users_row_calls_benign_is_not_read_again(line: str) -> None:
+def test_a_line_benign_by_a_users_row_is_not_read_again(line: str) -> None:
     row = """
 [[signature]]
 id = "our.probe"

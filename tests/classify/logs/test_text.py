@@ -37,7 +37,7 @@ def test_no_line_takes_long(unit: str) -> None:
         "wandb.notes = 'No space left on device'",
     ],
 )
-def test_what_prints_settings_and_commands_is_an_echo(line: str) -> None:
+def test_printed_settings_and_commands_are_an_echo(line: str) -> None:
     assert text.is_echo(line)
 
 

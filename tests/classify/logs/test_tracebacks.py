@@ -173,7 +173,7 @@ def test_an_exception_alone_is_one_without_frames() -> None:
     "line",
     ["loss: 3.0", "INFO: RuntimeError: x is handled", "a RuntimeError occurred", "Epoch: 3", "some_function_error: 3", "MSE Error: 0.3"],
 )
-def test_what_only_mentions_an_exception_is_none(line: str) -> None:
+def test_a_line_that_only_mentions_an_exception_is_no_traceback(line: str) -> None:
     assert tracebacks_in([line]) == []
 
 
@@ -305,7 +305,7 @@ def test_a_traceback_that_ended_nothing_is_none(before: str) -> None:
     assert len(tracebacks_in([before, *traceback, "", *traceback])) == 1
 
 
-def test_what_a_logger_puts_in_front_of_each_line_is_taken_off() -> None:
+def test_the_prefix_of_a_logger_is_stripped_from_each_line() -> None:
     log = (
         "2023-04-29 06:01:12.977 [177/train (pid 28936)] [09c5] Traceback (most recent call last):\n"
         '2023-04-29 06:01:13.104 [177/train (pid 28936)] [09c5]   File "/job/save.py", line 379, in save\n'

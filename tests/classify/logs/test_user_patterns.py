@@ -72,7 +72,7 @@ def test_an_honest_pattern_is_taken(pattern: str, text: str) -> None:
         (r"loss.*step.*value", "loss step " * LONGEST),
     ],
 )
-def test_what_is_taken_is_fast_in_hostile_text(pattern: str, text: str) -> None:
+def test_an_accepted_pattern_is_fast_on_hostile_text(pattern: str, text: str) -> None:
     assert most_steps(pattern) <= MOST_STEPS
     began = time.process_time()
     assert UserPattern(pattern).search(text[: 2 * LONGEST]) is None
@@ -96,7 +96,7 @@ def test_a_whole_text_is_matched_up_to_the_longest() -> None:
 
 
 @pytest.mark.parametrize("pattern", [r"\N{DOES NOT EXIST}", "(?P<a", "[z-a]", "(" * 5000 + ")" * 5000])
-def test_what_is_no_pattern_is_a_value_error(pattern: str) -> None:
+def test_an_invalid_pattern_is_a_value_error(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         UserPattern(pattern)
 

@@ -51,7 +51,7 @@ def test_each_pathology_of_the_test_jobs_is_found_at_its_line_and_nothing_else()
     ],
     ids=lambda path: "/".join(path.parts[-2:]),
 )
-def test_nothing_is_found_in_programs_that_work(directory: Path) -> None:
+def test_working_programs_have_no_findings(directory: Path) -> None:
     files = [path for path in sorted(directory.rglob("*.py")) if "_export/db" not in str(path)]
     assert files
     assert [(path.name, finding.line, finding.text) for path in files for finding in findings(path.read_bytes())] == []
@@ -59,13 +59,13 @@ def test_nothing_is_found_in_programs_that_work(directory: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", ["distributed", "testing/_internal", "nn", "optim", "utils"])
-def test_nothing_is_found_in_torch_itself(package: str) -> None:
+def test_torch_itself_has_no_findings(package: str) -> None:
     for path in sorted((TORCH / package).rglob("*.py")):
         if "py312" not in path.name:  # another Python's syntax
             assert [(finding.line, finding.text) for finding in findings(path.read_bytes())] == [], path
 
 
-def test_nothing_is_found_in_the_scripts_of_the_readme_and_the_guides() -> None:
+def test_the_scripts_of_the_readme_and_the_guides_have_no_findings() -> None:
     scripts = [
         script
         for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -93,7 +93,7 @@ RIGHT = [script for _, script in scripts("right.txt")]
 
 
 @pytest.mark.parametrize(("rule", "script"), WRONG)
-def test_what_is_wrong_is_found_at_its_line(rule: str, script: str) -> None:
+def test_each_mistake_is_found_at_its_line(rule: str, script: str) -> None:
     lines = (HEAD + script).splitlines()
     here = [number for number, line in enumerate(lines, 1) if line.endswith("# here")]
     assert [(finding.rule.name, finding.line) for finding in findings((HEAD + script).encode())] == [(rule, line) for line in here]
@@ -104,7 +104,7 @@ def test_each_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("script", RIGHT)
-def test_what_is_right_or_not_sure_is_let_alone(script: str) -> None:
+def test_correct_or_uncertain_code_has_no_findings(script: str) -> None:
     assert findings((HEAD + script).encode()) == ()
 
 
@@ -142,7 +142,7 @@ def test_each_encoding_is_read(source: bytes) -> None:
         (b"import torch\nprint 'two'\n", 2),
     ],
 )
-def test_what_is_no_python_gives_the_line(source: bytes, line: int | None) -> None:
+def test_a_syntax_error_names_its_line(source: bytes, line: int | None) -> None:
     with pytest.raises(SyntaxError) as caught:
         findings(source)
     assert line is None or caught.value.lineno == line
@@ -169,7 +169,7 @@ def test_a_script_of_20000_lines_takes_little_more_than_to_parse_it(tmp_path: Pa
     assert float(done.stdout) < 5, done.stdout
 
 
-def test_what_is_no_script_by_its_size_or_depth_has_nothing() -> None:
+def test_an_oversized_or_too_deep_script_has_no_findings() -> None:
     assert findings(b"#" * (MOST_BYTES + 1)) == ()
     for terms in (300, 600, 3000):  # Python refuses the last, and our own steps may refuse those before it
         deep = "import torch.distributed as dist\nif " + "+".join(["dist.get_rank()"] * terms) + " == 0:\n    dist.barrier()\n"

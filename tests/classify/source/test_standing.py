@@ -40,7 +40,7 @@ def test_a_collective_under_a_test_of_the_rank_is_found_through_calls_that_the_t
     assert text.endswith("; let all ranks call it, outside of the test of the rank")
 
 
-def test_who_stands_outside_of_the_group_explains_nothing() -> None:
+def test_a_rank_outside_the_group_explains_no_hang() -> None:
     assert "AT_ONE_STEP" not in reason(rank(0, *ALONE, members=(0,)), rank(1, *TRAINS))
 
 
@@ -68,7 +68,7 @@ def test_a_loop_of_another_length_on_each_rank(*, gone: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [HangKind.LATE, HangKind.WAITING, HangKind.STILL])
-def test_where_a_rank_may_still_come_only_a_one_sided_collective_is_said(kind: HangKind) -> None:
+def test_only_a_one_sided_collective_is_reported_where_a_rank_may_still_come(kind: HangKind) -> None:
     assert reason(rank(0, *TRAINS), kind=kind) == ""
     script = b"import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()\n"
     assert of_hang([StandingRank(0, (("/me/t.py", 3),))], {"/me/t.py": script}, kind).startswith("t.py:3: only ranks with")

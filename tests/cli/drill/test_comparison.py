@@ -84,7 +84,7 @@ def test_sums_that_vary_in_their_last_digits_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [([], []), (FIRST, []), (FIRST, [1.41]), ([2.5], FIRST)], ids=str)
-def test_what_was_not_printed_is_not_proven(before: list[float], after: list[float]) -> None:
+def test_losses_that_were_not_printed_prove_nothing(before: list[float], after: list[float]) -> None:
     comparison = compare(LOADED, before, after, SAVED_AT)
     assert (comparison.is_proven, comparison.losses.result) == (False, LossResult.UNKNOWN)
 

@@ -35,7 +35,7 @@ signal.pause()
 """
 
 
-def test_what_is_waited_for_is_said_with_the_time_that_is_left(
+def test_a_wait_is_reported_with_the_remaining_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     at_once(monkeypatch, line_every_s=0.0)

@@ -36,7 +36,7 @@ def drill(tmp_path: Path) -> _Drill:
     return _Drill(DrillOrder("bitrot", 1, 0, 1.0, 60.0, ScratchPlace("", ())), ScratchDirectory(tmp_path), job)
 
 
-def test_one_bit_of_the_newest_is_flipped(drill: _Drill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_damage_flips_one_bit_of_the_newest_checkpoint(drill: _Drill, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for t, name in enumerate(("old.pt", "last.pt")):
         (tmp_path / "work" / "ckpt" / name).write_bytes(GOOD)
         os.utime(tmp_path / "work" / "ckpt" / name, (t, t))
@@ -49,7 +49,7 @@ def test_one_bit_of_the_newest_is_flipped(drill: _Drill, tmp_path: Path, monkeyp
     assert (tmp_path / "work" / "ckpt" / "old.pt").read_bytes() == GOOD
 
 
-def test_it_waits_for_a_checkpoint(drill: _Drill, tmp_path: Path) -> None:
+def test_the_damage_waits_for_a_checkpoint(drill: _Drill, tmp_path: Path) -> None:
     assert drill._damage() is None  # noqa: SLF001
     (tmp_path / "work" / "ckpt" / "begun.pt").touch()
     assert drill._damage() is None  # noqa: SLF001
@@ -81,7 +81,7 @@ def test_the_beginning_of_the_attempt_before_the_fault_is_no_recovery() -> None:
     assert account(JobView(resumed=(109.0, second), incidents=[incident])).opened_t is None, "it is of before the fault"
 
 
-def test_a_hang_that_goes_on_is_noticed_and_a_stop_counts_only_where_the_drill_asked_for_it() -> None:
+def test_a_continuing_hang_is_noticed_and_only_the_drills_stop_counts() -> None:
     outcome = account(JobView(hang=(118.0, Hang(HangKind.LATE, "rank 1 does not come", (1,), still_s=18.0, limit_s=10.0)), stop_t=150.0))
     assert (outcome.opened_t, outcome.noticed is not None and outcome.noticed[0]) == (None, 118.0)
     assert "no progress for 18 s: rank 1 does not come; the job continues" in str(outcome.noticed)

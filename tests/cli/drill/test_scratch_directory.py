@@ -71,7 +71,7 @@ def test_a_known_checkpoint_is_left_out_under_each_of_its_names(project: Path) -
     assert [name for name in ("ckpt/step-5.pt", "best.pt", "latest.pt") if os.path.lexists(scratch / name)] == []
 
 
-def test_a_checkpoint_s_directory_is_made_anew_however_much_is_in_it(project: Path) -> None:
+def test_the_checkpoint_directory_is_made_anew_however_full(project: Path) -> None:
     for number in range(10, 40):
         written(project / "ckpt" / f"step-{number}.pt")
     assert list((linked(project, "ckpt/*.pt") / "ckpt").iterdir()) == [project.parent / "scratch" / "ckpt" / "notes.txt"]
@@ -88,7 +88,7 @@ def test_a_scratch_directory_goes_without_the_files_that_its_links_lead_to(proje
     assert sorted(path.relative_to(project) for path in project.rglob("*")) == before
 
 
-def test_what_a_killed_drill_left_goes_with_the_next_one_and_what_runs_stays(project: Path) -> None:
+def test_the_next_drill_removes_a_killed_ones_directory_and_keeps_running_ones(project: Path) -> None:
     left, running = scratch_directory.make(project, project, ()), scratch_directory.make(project, project, ())
     os.close(left.lock)  # as the kernel does for a killed process
     directory = scratch_directory.make(project, project, ())
@@ -139,7 +139,7 @@ ATTEMPTS = {
 
 @pytest.mark.skipif(confinement.version() < 3, reason="needs Landlock with truncate (Linux 6.2)")
 @pytest.mark.parametrize("way", ATTEMPTS)
-def test_what_is_confined_can_change_no_file_outside_in_any_way(tmp_path: Path, way: str) -> None:
+def test_a_confined_process_cannot_change_files_outside(tmp_path: Path, way: str) -> None:
     original, inside = written(tmp_path / "ckpt" / "step-5.pt"), tmp_path / "scratch"
     written(original.with_name("other"))
     inside.mkdir()

@@ -132,7 +132,7 @@ def test_the_coordinator_has_each_node_as_of_its_last_beat_and_this_node_is_show
     assert f"{HERE}:0 training 7 train rank 0 this node" in text
 
 
-def test_the_time_of_each_nodes_steps_is_shown_and_who_is_slow_by_the_beat_of_the_coordinator(
+def test_the_step_time_of_each_node_and_the_slow_node_are_shown(
     make_job: type[RecordedJob],
     root: Path,
     tmp_path: Path,
@@ -230,7 +230,7 @@ def test_a_job_of_one_node_is_one_line(written: RecordedJob, capsys: pytest.Capt
     assert f"{HERE}:0 running ranks 0, 1 this node" in " ".join(capsys.readouterr().out.split())
 
 
-def test_who_asks_needs_the_key_and_is_no_node(
+def test_a_query_needs_the_key_and_adds_no_node(
     make_job: type[RecordedJob], root: Path, serve: Callable[[JobOfNodes], CoordinatorAddress]
 ) -> None:
     job = JobOfNodes(make_job, root, HERE, "gpu-2")

@@ -75,7 +75,7 @@ def keep_incident(written: RecordedJob, number: int, card: str) -> None:
     (kept / "evidence.json").write_text(json.dumps([{"text": card}]), "utf-8")
 
 
-def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(written: RecordedJob) -> None:
+def test_the_bundle_holds_the_incidents_files_and_lists_the_missing_ones(written: RecordedJob) -> None:
     failed(written)
     keep_incident(written, 1, "-- incident 1 of job train")
     for name in ("rank-0.err", "rank-1.err", "rank-1.out", "agent.log"):
@@ -98,7 +98,7 @@ def test_it_holds_what_explains_the_incident_and_lists_what_it_does_not_hold(wri
 
 
 @pytest.mark.process
-def test_it_holds_what_nvidia_smi_answers(written: RecordedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bundle_holds_the_output_of_nvidia_smi(written: RecordedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nvidia-smi").write_text('#!/bin/sh\necho "asked: $*"\n')
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -137,7 +137,7 @@ def test_a_secret_has_one_digest_in_all_members_and_the_key_is_in_none(written: 
     assert not any(key in member.content or key.hex().encode() in member.content for member in contents.members)
 
 
-def test_a_later_time_of_a_long_run_is_not_in_it(written: RecordedJob) -> None:
+def test_a_later_part_of_a_long_run_is_not_in_the_bundle(written: RecordedJob) -> None:
     written.begin()
     written.start(1)
     written.fail(10)

@@ -42,7 +42,7 @@ def test_a_journal_that_grows_is_at_each_moment_what_the_whole_file_is(tmp_path:
     assert not reading.advance(), "nothing was added"
 
 
-def test_what_a_reader_was_given_stays_as_it_is(written: RecordedJob) -> None:
+def test_a_view_given_to_a_reader_never_changes(written: RecordedJob) -> None:
     written.begin()
     written.start(5)
     written.progress(10, 1, step=1)

@@ -116,7 +116,7 @@ def test_the_journal_gives_the_losses_of_a_run_that_has_them(written: RecordedJo
     assert len(loss.values) == 29
 
 
-def test_a_progress_bar_and_what_is_no_number_are_read(tmp_path: Path) -> None:
+def test_a_progress_bar_and_non_numeric_losses_are_read(tmp_path: Path) -> None:
     bar = "".join(f"\r  8%|▊ | {n}/120 [00:05<00:52, loss={3 - n / 100:.2f}]" for n in (10, 10, 11, 12, 13)).encode()
     (tmp_path / "rank-0.err").write_bytes(b"\xff\xfe warning\n" + bar)
     tail = log_tail(tmp_path, 0)
@@ -220,7 +220,7 @@ def with_gpus(written: RecordedJob) -> None:
     written.start(1)
 
 
-def test_what_the_gpus_hold_is_asked_of_nvml_while_the_job_runs(written: RecordedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_gpus_is_read_from_nvml_while_the_job_runs(written: RecordedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("health.probing.runner.Runner", Nvml)
     with_gpus(written)
     with LiveGpus() as gpus:
@@ -236,7 +236,7 @@ def test_what_the_gpus_hold_is_asked_of_nvml_while_the_job_runs(written: Recorde
         assert read_again(written, gpus).gpus[0].memory_bytes is None, "the job has ended: nobody asks"
 
 
-def test_a_gpu_whose_clock_is_far_below_the_others_is_slow_and_one_that_rests_is_not() -> None:
+def test_a_gpu_with_a_low_clock_is_slow_and_an_idle_one_is_not() -> None:
     clocks = {"a": (1980, 98), "b": (1410, 99), "c": (1950, 97), "d": (345, 0)}
     gpus = [GpuStatus(0, uuid, clock_mhz=clock, busy_percent=busy) for uuid, (clock, busy) in clocks.items()]
     assert [gpu.uuid for gpu in with_slow(gpus) if gpu.slow] == ["b"]

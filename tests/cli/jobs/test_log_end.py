@@ -37,13 +37,13 @@ def test_the_newest_lines_of_all_ranks_stand_in_the_order_of_time(tmp_path: Path
     assert [line.text for line in newest_lines(tmp_path, 0, 9)] == ["a", "c"]
 
 
-def test_a_stream_that_was_just_rotated_goes_on_in_the_part_before(tmp_path: Path) -> None:
+def test_a_just_rotated_stream_continues_in_the_previous_part(tmp_path: Path) -> None:
     write(tmp_path / "rank-0.out.1", [(number, b"%d\n" % number) for number in range(5)])
     write(tmp_path / "rank-0.out", [(5, b"5\n")])
     assert [line.text for line in newest_lines(tmp_path, None, 3)] == ["3", "4", "5"]
 
 
-def test_of_a_long_stream_only_the_end_is_read_and_the_first_line_of_it_is_a_whole_one(tmp_path: Path) -> None:
+def test_only_whole_lines_from_the_end_of_a_long_stream_are_read(tmp_path: Path) -> None:
     write(
         tmp_path / "rank-0.out",
         [(number, b"line %06d of many, which is long enough to make the file large\n" % number) for number in range(20_000)],

@@ -44,7 +44,7 @@ def finished(written: RecordedJob) -> None:
     written.succeed(60)
 
 
-def test_one_rank_of_one_attempt_with_its_parts_in_order(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_the_parts_of_one_ranks_stream_are_shown_in_order(written: RecordedJob, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     finished(written)
     written.log(1, "rank-1.out.2", b"one\n")
     written.log(1, "rank-1.out.1", b"two\xff\n")
@@ -267,7 +267,7 @@ def test_following_shows_what_comes_through_rotations_and_ends_with_the_job(writ
 
 
 @pytest.mark.process
-def test_following_goes_on_with_the_next_attempt(written: RecordedJob) -> None:
+def test_following_continues_with_the_next_attempt(written: RecordedJob) -> None:
     me = identity.this_process()
     written.begin(pid=me.pid, start_ticks=me.start_ticks)
     written.start(1)

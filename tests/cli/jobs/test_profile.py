@@ -59,7 +59,7 @@ def finish(tmp_path: Path, answers: Sequence[ProfileAnswer | str]) -> int:
 STACKS = {"<module> (train.py:3);step (train.py:9)": 30, "<module> (train.py:3)": 10}
 
 
-def test_the_files_have_all_ranks_and_who_did_not_answer_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_files_have_all_ranks_and_the_unanswered_rank_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = ProfileAnswer(0.4, 5, 40, STACKS, cuda=False)
     assert finish(tmp_path, [answer, "its process is gone", answer]) == 1
     out, err = capsys.readouterr()
@@ -70,7 +70,7 @@ def test_the_files_have_all_ranks_and_who_did_not_answer_is_named(tmp_path: Path
     assert ET.parse(tmp_path / "profile-train.svg").getroot().tag.endswith("svg")  # noqa: S314  our own
 
 
-def test_steps_that_were_not_made_and_a_trace_that_is_not_there_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_steps_and_a_missing_trace_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = TraceAnswer(0, (), "RuntimeError: Profiler is already enabled on this thread")
     assert finish(tmp_path, [ProfileAnswer(120.0, 2, 40, STACKS, cuda=True, trace=trace)]) == 1
     err = capsys.readouterr().err
@@ -89,7 +89,7 @@ def test_a_trace_is_named_with_its_hottest_operators(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.process
-def test_a_disk_that_takes_no_file_is_said_and_keeps_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported_and_keeps_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(tmp_path / "disk", "size=4k") as disk:
         (disk / "filler").write_bytes(bytes(4096))
         assert finish(disk, [ProfileAnswer(0.4, 5, 40, STACKS, cuda=False)]) == 1

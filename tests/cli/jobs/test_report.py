@@ -265,14 +265,14 @@ def test_every_state_is_documented() -> None:
     assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == [state.value for state in TimeState]
 
 
-def test_the_page_in_the_documentation_is_one_that_is_printed() -> None:
+def test_the_page_in_the_documentation_is_a_printed_one() -> None:
     printed = (ROOT / "tests/cli/jobs/pages/killed.txt").read_text(encoding="utf-8").partition("##### report, 80 columns\n")[2]
     page = page_text("report.md").partition("supervise report --job bert\n")[2].partition("\n\n")[0]
     assert [line.strip() for line in page.splitlines()] == [line.strip() for line in printed.partition("\n\n")[0].splitlines()]
 
 
 @pytest.mark.process
-def test_what_makes_pages_is_imported_for_a_page_and_for_nothing_else(written: RecordedJob) -> None:
+def test_the_page_renderer_is_imported_for_pages_alone(written: RecordedJob) -> None:
     written.begin()
     fails_once(written)
     written.close()

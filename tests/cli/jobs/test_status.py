@@ -146,7 +146,7 @@ def test_the_keys_are_those_of_the_page(written: RecordedJob, capsys: pytest.Cap
         assert f"`{key}`" in page
 
 
-def test_it_speaks_of_what_the_fold_knows(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_agrees_with_the_state_of_the_core(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     """What the readers count without `decide` is what `decide` counted."""
     alive(written)
     moments = [
@@ -227,7 +227,7 @@ def test_progress_beyond_the_failure_refills_the_budget(
     assert document["attempt_since"] == written.T0 + 21
 
 
-def test_the_last_checkpoint_is_the_one_that_the_last_line_names(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_checkpoint_is_that_of_the_summary(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.feed(CheckpointVerified(written.T0 + 5, 1, CheckpointRef("ckpt/5.pt", 5, "digest"), 1))
@@ -249,7 +249,7 @@ def test_between_two_attempts_there_is_no_pace(written: RecordedJob, capsys: pyt
     assert (document["ranks"], document["steps_per_s"], document["eta_s"]) == ([], None, None)
 
 
-def test_a_requeued_run_that_goes_on_has_not_ended(
+def test_a_requeued_run_that_continues_has_not_ended(
     written: RecordedJob, make_job: type[RecordedJob], root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written.begin()
@@ -306,9 +306,7 @@ def test_the_text_is_narrow(written: RecordedJob, capsys: pytest.CaptureFixture[
     assert all(len(line) <= 100 for line in lines if not line.startswith(("  files ", "  look ")))  # those are there to be copied
 
 
-def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_shown(
-    root: Path, make_job: type[RecordedJob], capsys: Any
-) -> None:
+def test_without_a_name_the_most_recent_job_is_shown_with_the_number_of_jobs(root: Path, make_job: type[RecordedJob], capsys: Any) -> None:
     for age, name in enumerate(("oldest", "older", "newest")):
         job = make_job(root, name)
         job.begin()
@@ -320,7 +318,7 @@ def test_without_a_name_it_is_the_most_recent_job_and_the_number_of_jobs_is_show
     assert not capsys.readouterr().err
 
 
-def test_of_several_nodes_it_is_this_one(root: Path, make_job: type[RecordedJob]) -> None:
+def test_a_job_of_several_nodes_is_read_on_this_node(root: Path, make_job: type[RecordedJob]) -> None:
     for node in (identity.node_name(), "other"):
         job = make_job(root, "train", node)
         job.begin()
@@ -363,7 +361,7 @@ def test_a_progress_that_led_to_nothing_is_not_lost_before_an_end(written: Recor
 
 
 @pytest.mark.process
-def test_it_imports_nothing_that_costs(written: RecordedJob) -> None:
+def test_the_status_imports_no_costly_module(written: RecordedJob) -> None:
     written.begin()
     written.close()
     code = (

@@ -63,7 +63,7 @@ def began(place: Path, name: str = "began") -> None:
 
 
 @pytest.mark.process
-def test_a_job_is_stopped_by_its_name_and_what_became_of_it_is_shown(
+def test_a_job_is_stopped_by_its_name_and_its_end_is_shown(
     tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -105,7 +105,7 @@ def test_how_to_start_again_is_the_whole_command_with_a_variable_for_each_secret
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_a_stop_that_takes_longer_goes_on_and_can_be_hurried(
+def test_a_long_stop_continues_and_can_be_hurried(
     tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -141,7 +141,7 @@ def test_a_job_that_runs_elsewhere_is_left_alone(written: RecordedJob) -> None:
     assert caught.value.exit_code == 64
 
 
-def test_one_of_several_must_be_named(make_job: type[RecordedJob], root: Path) -> None:
+def test_one_of_several_running_jobs_must_be_named(make_job: type[RecordedJob], root: Path) -> None:
     for name in ("a", "b"):
         job = make_job(root, name)
         job.begin()

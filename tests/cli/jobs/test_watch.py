@@ -35,7 +35,7 @@ def run(written: RecordedJob) -> None:
     written.journal.close(10)
 
 
-def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: RecordedJob) -> None:
+def test_the_watch_redraws_in_place_and_ends_on_ctrl_c_with_0(written: RecordedJob) -> None:
     run(written)
     with watching(state_root(written.settings)) as screen:
         screen.read_until(lambda text: text.count("\x1b[H") >= 2)
@@ -49,7 +49,7 @@ def test_it_redraws_in_place_and_ends_on_ctrl_c_with_0(written: RecordedJob) -> 
         assert termios.tcgetattr(screen.terminal) == screen.modes
 
 
-def test_another_size_of_the_terminal_is_drawn_at_once_and_without_colour_if_nobody_wants_it(written: RecordedJob) -> None:
+def test_a_resized_terminal_is_redrawn_at_once_and_without_unwanted_colour(written: RecordedJob) -> None:
     run(written)
     with watching(state_root(written.settings), rows=40, columns=100, NO_COLOR="1") as screen:
         screen.read_until(lambda text: text.count("\x1b[J") >= 1)
@@ -72,7 +72,7 @@ def test_sizes_that_change_all_the_time_hold_nothing_up(written: RecordedJob) ->
         screen.read_until(lambda text: len(text.rsplit("\x1b[H")[-1].splitlines()[0].removesuffix("\x1b[K")) == 80, 60)
 
 
-def test_it_ends_with_the_job_and_the_last_page_is_whole(written: RecordedJob, make_job: type[RecordedJob], root: Path) -> None:
+def test_the_watch_ends_with_the_job_and_its_last_page_is_whole(written: RecordedJob, make_job: type[RecordedJob], root: Path) -> None:
     run(written)
     with watching(state_root(written.settings), rows=8) as screen:
         screen.read_until(lambda text: "more lines: `supervise status` shows all" in text)
@@ -86,7 +86,7 @@ def test_it_ends_with_the_job_and_the_last_page_is_whole(written: RecordedJob, m
         screen.read_until(lambda text: ": done" in text and "look" in text.rsplit("\x1b[H")[-1])
 
 
-def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written: RecordedJob) -> None:
+def test_in_a_pipe_the_pages_follow_one_another_until_the_last(written: RecordedJob) -> None:
     run(written)
     written_again = type(written)(state_root(written.settings))
     written_again.begin(continues=True)
@@ -98,7 +98,7 @@ def test_in_a_pipe_the_pages_follow_one_another_and_the_last_one_ends_it(written
     assert "\x1b" not in done.stdout
 
 
-def test_it_ends_once_nobody_reads_its_pages_any_more(written: RecordedJob) -> None:
+def test_the_watch_ends_once_its_reader_is_gone(written: RecordedJob) -> None:
     run(written)
     command = [sys.executable, "-P", "-m", "supervisor", "status", "--watch", "--state-dir", str(state_root(written.settings))]
     with subprocess.Popen(command, env={"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as watch:  # noqa: S603

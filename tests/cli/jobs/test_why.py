@@ -158,7 +158,7 @@ def test_each_incident_by_its_number(written: RecordedJob, capsys: pytest.Captur
     assert "1, 2" in caught.value.hint
 
 
-def test_a_failure_that_came_again_is_not_said_to_need_nobody(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repeated_failure_is_not_reported_as_needing_nobody(written: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     for at in (10, 100):
@@ -420,7 +420,7 @@ def test_an_incident_of_an_earlier_run_keeps_its_end_and_names_where_its_output_
     assert text.endswith("supervise logs --job train --run run-1 --attempt 1 --rank 1\n")
 
 
-def test_an_incident_keeps_its_exit_code_where_its_run_goes_on(
+def test_an_incident_keeps_its_exit_code_where_its_run_continues(
     written: RecordedJob, make_job: type[RecordedJob], root: Any, capsys: Any
 ) -> None:
     written.begin()
@@ -478,7 +478,7 @@ MENDED = (("ckpt/9.pt", f"{TORN}: moved to .supervise-aside/torn-a; the copy of 
 
 
 @pytest.mark.parametrize("fenced", [(), (("ckpt/7.pt", "torn"),)], ids=["repaired alone", "one more is left where it is"])
-def test_what_was_done_to_the_checkpoints_is_reported_once(written: RecordedJob, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repair_of_checkpoints_is_reported_once(written: RecordedJob, fenced: Any, capsys: pytest.CaptureFixture[str]) -> None:
     written.begin()
     written.start(1)
     written.fail(10)
@@ -508,7 +508,7 @@ def test_the_card_cuts_nothing_however_long_it_is(width: int) -> None:
     assert " ... " not in text
 
 
-def test_the_card_tells_what_where_why_and_what_next() -> None:
+def test_the_card_names_the_failure_its_place_its_cause_and_the_next_step() -> None:
     text = shown(card("train", decision(), ReportResume(2, 4, 1200, "ckpt/1200.pt", confirmed=True), address="--job train", node="gpu-7"))
     for part in (
         "incident 2 of job train",
@@ -553,7 +553,7 @@ def test_evidence_on_a_card_cannot_move_the_cursor() -> None:
     text.encode("utf-8")
 
 
-def test_what_tells_most_comes_first() -> None:
+def test_the_strongest_evidence_comes_first() -> None:
     facts = decision().verdict.because
     assert [line.split(":")[0] for line in evidence_lines(reversed(facts), 2)] == ["rank 5 raised RuntimeError", "last output of rank 5"]
     assert evidence_lines((), 3) == ["none was found"]
@@ -574,7 +574,7 @@ def test_the_evidence_of_an_out_of_memory_is_whole_and_stands_once_for_all_ranks
     assert f"evidence rank 1 raised {text} cuda_oom, 97 % sure" in page
 
 
-def test_where_names_what_is_known_and_no_more() -> None:
+def test_the_place_of_a_failure_holds_only_known_facts() -> None:
     report_decision = decision()
     verdict = replace(report_decision.verdict, rank=None, because=())
     page = shown(card("train", replace(report_decision, verdict=verdict), None, address="--job train", node="gpu-7"))
@@ -584,7 +584,7 @@ def test_where_names_what_is_known_and_no_more() -> None:
 GONE = Evidence("error_file", "exception", "RuntimeError: Connection closed by peer [10.0.0.5]:31107", 0, t=2.0)
 
 
-def test_what_a_victim_raised_is_marked_as_a_consequence() -> None:
+def test_the_exception_of_a_victim_is_marked_as_a_consequence() -> None:
     killed = Evidence("exit", "signal", "9", 5, t=1.0)
     others = (GONE, replace(GONE, rank=1), Evidence("exit", "exit_code", "1", 0, t=2.1))
     verdict = FailureVerdict(Cause.KILLED_UNKNOWN, 0.6, "rank 5 was killed by SIGKILL", "f", 5, because=(killed, *others))
@@ -601,7 +601,7 @@ def test_the_line_of_code_that_failed_is_on_the_card() -> None:
     assert "            /home/ada/train.py:57 in collate" in shown(page).splitlines()
 
 
-def test_what_in_the_script_explains_it_stands_below_the_line() -> None:
+def test_the_explanation_stands_below_the_line_of_the_script() -> None:
     facts = (("hang_code", "train.py:88"), ("reason", "train.py:88: only ranks with `rank == 0` call barrier"))
     report_decision = decision()
     page = shown(
@@ -618,9 +618,7 @@ def test_a_long_word_is_shown_as_it_is() -> None:
     assert word in re.sub(r"\n +", "", text)
 
 
-def test_why_says_so_where_the_rank_that_ended_first_is_not_the_one_that_failed(
-    written: RecordedJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why_names_the_rank_that_ended_first_beside_the_failed_one(written: RecordedJob, capsys: pytest.CaptureFixture[str]) -> None:
     """Rank 1 ended first, of what rank 0 had raised a second before."""
     written.begin()
     written.start(1)

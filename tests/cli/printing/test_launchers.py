@@ -83,7 +83,7 @@ def test_affinity_is_offered_where_gpus_hang_on_several_nodes_and_accelerate_num
     assert "affinity" not in "\n".join(accelerate.configuration(OLD, {}))
 
 
-def test_what_loaders_get_is_said_beside_the_ranks() -> None:
+def test_the_resources_of_loaders_are_printed_beside_the_ranks() -> None:
     assert EIGHT.loaders() == [
         "Loaders: 96 processors for 8 ranks: DataLoader(num_workers=11) at most, beside the rank.",
         "For each rank: 256.0 GiB of memory, 64.0 GiB of shared memory, in which workers hand batches over.",
@@ -138,14 +138,14 @@ def test_one_script_starts_one_node_or_several(tmp_path: Path, command: list[str
         (["torchrun", "--nnodes=1", "--nproc_per_node=2", "t.py"], ["torchrun", "--nnodes=1", "--nproc_per_node=2", "t.py"]),
     ],
 )
-def test_what_the_command_says_itself_stays(tmp_path: Path, command: list[str], words: list[str]) -> None:
+def test_the_options_of_the_command_itself_stay(tmp_path: Path, command: list[str], words: list[str]) -> None:
     assert started(tmp_path, NOTHING, command) == (0, ["--", *words])
 
 
 @pytest.mark.parametrize(
     "command", [["accelerate", "launch", "t.py"], ["python", "-c", "1"], ["python", "-m", "deepspeed", "t.py"], ["python"], ["sh", "t.sh"]]
 )
-def test_what_torchrun_could_not_start_is_refused(command: list[str]) -> None:
+def test_a_command_that_torchrun_cannot_start_is_refused(command: list[str]) -> None:
     with pytest.raises(SuperviseError, match="not a Python program that torchrun could start") as raised:
         list(torchrun.script(EIGHT, (), command))
     assert raised.value.exit_code == ExitCode.USAGE

@@ -126,7 +126,7 @@ def test_systemd_reads_the_same(case: str, tmp_path: Path) -> None:
     assert variables == {**expected, "NCCL_SOCKET_IFNAME": "=eth0"}
 
 
-def test_each_line_has_its_reason_above_it() -> None:
+def test_each_line_stands_below_its_reason() -> None:
     text = lines([nic("eth0", 1, default=True), nic("eth1", 100)], [roce("mlx5_0", *USUAL[:2]), roce("mlx5_1", *USUAL[:2], rate=25.0)])
     assert text == [
         "# NCCL on n1: 8 NVIDIA H200",
@@ -147,7 +147,7 @@ def test_a_node_of_which_nothing_is_known_gets_a_file_that_sets_nothing_and_says
     assert sum("visible here" in line for line in text) == 3
 
 
-def test_what_the_caller_has_set_and_nobody_reads_is_named_with_the_command_that_mends_it(tmp_path: Path) -> None:
+def test_a_variable_that_no_library_reads_is_named_with_its_correction(tmp_path: Path) -> None:
     environ = {
         "NCCL_LL_THRESHOLD": "0",
         "NCCL_ASYNC_ERROR_HANDLING": "1\nNCCL_IB_DISABLE=1",

@@ -35,7 +35,7 @@ def test_on_loopback_every_other_name_is_refused(host: str) -> None:
     assert not loopback().is_host(host)
 
 
-def test_where_it_is_open_addresses_and_its_own_names_are_answered() -> None:
+def test_a_page_open_to_others_answers_addresses_and_its_own_names() -> None:
     access = page_access(ANY, TOKEN, ("gpu-7", "gpu-7.cluster.", ""), fresh=FRESH)
     for host in ("10.0.0.1:9410", "[2001:db8::1]", "gpu-7", "GPU-7.cluster:9410", "localhost"):
         assert access.is_host(host), host
@@ -43,7 +43,7 @@ def test_where_it_is_open_addresses_and_its_own_names_are_answered() -> None:
         assert not access.is_host(host), host
 
 
-def test_what_is_reached_from_elsewhere_needs_a_token() -> None:
+def test_a_page_reachable_from_other_machines_needs_a_token() -> None:
     with pytest.raises(SuperviseError, match=r"the page needs a token: 0\.0\.0\.0:9410 is reached from other machines") as caught:
         page_access(ANY, "", (), fresh=FRESH)
     assert "ui.token_file" in caught.value.hint
@@ -52,7 +52,7 @@ def test_what_is_reached_from_elsewhere_needs_a_token() -> None:
     assert page_access(ANY, "x" * 16, (), fresh=FRESH).token
 
 
-def test_a_reader_knows_the_token_or_has_the_cookie_that_is_made_from_it() -> None:
+def test_a_reader_knows_the_token_or_has_the_cookie_made_from_it() -> None:
     access = page_access(LOOPBACK, TOKEN, (), fresh=FRESH)
     name, value = access.cookie
     assert access.is_reader(authorization=f"Bearer {TOKEN}", cookie="")

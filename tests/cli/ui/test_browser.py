@@ -201,7 +201,7 @@ def test_the_token_is_asked_for_once(
     assert OTHER not in browser.evaluate("document.cookie + location.href")
 
 
-def test_the_page_renews_itself_and_what_was_opened_stays_open(
+def test_the_page_renews_itself_and_opened_parts_stay_open(
     browser: Browser, serving: Callable[..., ServedPage], supervisor: dict[str, int], tmp_path: Path
 ) -> None:
     root = tmp_path / "state"
@@ -270,7 +270,7 @@ def test_a_hidden_tab_asks_for_nothing(
     browser.wait(lambda: browser.happened("Network.requestWillBeSent"), "a question")
 
 
-def test_what_is_typed_filters_the_list_at_once_and_stays_in_the_address(browser: Browser, twenty: tuple[Path, ServedPage]) -> None:
+def test_typed_text_filters_the_list_at_once_and_stays_in_the_address(browser: Browser, twenty: tuple[Path, ServedPage]) -> None:
     browser.open(twenty[1].address)
     shown = "[...document.querySelectorAll('[data-job]')].filter(row => row.checkVisibility()).map(row => row.dataset.job).sort()"
     browser.evaluate("document.querySelector('#name').focus()")

@@ -21,7 +21,7 @@ def names(rows: list[JobRow]) -> list[str]:
     return [f"{row.job} on {', '.join(row.nodes)}" for row in rows]
 
 
-def test_what_needs_somebody_comes_first_and_what_runs_does_not_move_while_one_reads_it() -> None:
+def test_jobs_that_need_somebody_come_first_and_running_ones_keep_their_order() -> None:
     rows = [
         row("b", ago_s=1),
         row("done", group=RowGroup.ENDED, ago_s=50),
@@ -93,7 +93,7 @@ def test_a_filter_that_shows_nothing_says_so_and_a_hostile_one_is_text() -> None
     assert "name=%22%3E%3Cscript%3E" in page.html
 
 
-def test_the_heading_says_how_many_need_somebody_and_each_says_why_and_what_to_do() -> None:
+def test_the_heading_counts_the_jobs_that_need_somebody_and_each_row_tells_why() -> None:
     page = list_page("/state", ROWS, len(ROWS), NOW)
     assert "<h1>5 jobs, 1 needs somebody, 3 run</h1>" in page.html
     assert "The script &lt;failed&gt;" in page.html
@@ -125,7 +125,7 @@ def test_more_jobs_than_the_list_has_are_named() -> None:
     assert "No job was supervised here yet" in list_page("/state", [], 0, NOW).html
 
 
-def test_many_jobs_that_ended_are_folded_until_somebody_asks_for_them() -> None:
+def test_many_ended_jobs_are_folded_until_a_filter_asks_for_them() -> None:
     ended = [row(f"done-{number}", group=RowGroup.ENDED) for number in range(30)]
     assert '<details id="ended-jobs"><summary>30 jobs</summary>' in list_page("/state", ended, 30, NOW).html
     for jobs in (JobFilter("done"), JobFilter("", "ended")):

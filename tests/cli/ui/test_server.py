@@ -86,7 +86,7 @@ def test_the_list_and_a_job_are_served_with_the_headers_of_a_page_that_nobody_ma
     assert page.stop() == 0
 
 
-def test_nothing_but_reading_is_possible(serve: Serve, root: Path, written: RecordedJob) -> None:
+def test_the_server_only_reads(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root)
     for method in ("POST", "PUT", "DELETE", "PATCH"):
@@ -119,7 +119,7 @@ class Loaded(HTMLParser):
         self.addresses += [(tag, name) for name, _ in attrs if name.startswith("on") or name == "style"]
 
 
-def test_what_jobs_printed_is_text_without_secrets_and_nothing_is_loaded_from_elsewhere(serve: Serve, root: Path, sleeper: Sleeper) -> None:
+def test_printed_text_is_escaped_and_redacted_and_no_page_loads_from_elsewhere(serve: Serve, root: Path, sleeper: Sleeper) -> None:
     pid = sleeper().pid
     jobs = many_jobs(root, time.time(), pid=pid, start_ticks=identity.start_ticks(pid))
     page = serve(root)
@@ -171,7 +171,7 @@ def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, wr
         assert b" 421 " in connection.recv(100)
 
 
-def test_nobody_reads_without_the_token_that_is_printed_also_on_loopback(serve: Serve, root: Path, written: RecordedJob) -> None:
+def test_the_page_is_unreadable_without_the_printed_token_even_on_loopback(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root)
     assert len(page.token) >= 32
@@ -207,7 +207,7 @@ def test_a_token_is_not_made_where_it_would_stand_in_the_system_s_journal(serve:
     assert "ui.token_file" in page.stderr
 
 
-def test_with_a_token_only_who_knows_it_reads(serve: Serve, root: Path, written: RecordedJob) -> None:
+def test_a_page_with_a_token_answers_only_its_holder(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
     page = serve(root, token=TOKEN)
     for path in ("/", "/live.js", "/nowhere", path_of(written)):
@@ -264,7 +264,7 @@ def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Pat
         2,
     ),
 )
-def test_what_cannot_be_served_is_named(tmp_path: Path, listen: str, token: str, code: ExitCode, text: str) -> None:
+def test_a_server_that_cannot_start_names_the_reason(tmp_path: Path, listen: str, token: str, code: ExitCode, text: str) -> None:
     (tmp_path / "token").write_text(token)
     given = ("--set", "ui.token_file=token") if token else ()
     environ = clean_environment()
@@ -359,7 +359,7 @@ def test_readers_who_never_read_hurt_nobody(serve: Serve, root: Path, written: R
 
 
 @pytest.mark.parametrize("signum", few([signal.SIGINT, signal.SIGTERM]))
-def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
+def test_the_server_ends_at_once_with_0_while_browsers_stay_connected(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
     written.close()
     page = serve(root)
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE_S)
@@ -373,7 +373,7 @@ def test_it_ends_at_once_with_0_while_browsers_keep_their_connections(serve: Ser
 
 
 @pytest.mark.parametrize("signum", few([signal.SIGTERM, signal.SIGINT]))
-def test_it_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
+def test_the_server_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
     written.close()
     hangs = "import time; from supervisor.cli.ui.watched_jobs import WatchedJobs as w; w.rows = lambda _: time.sleep(1000)"
     page = serve(root, words=(sys.executable, "-c", f"{hangs}; from supervisor.cli.main import main; main()"))
@@ -453,7 +453,7 @@ def test_twenty_jobs_and_five_thousand_attempts_cost_little(serve: Serve, root: 
     print(f"share of a CPU: {share:.3f}, {int(kib) / 1024:.0f} MiB")  # noqa: T201
 
 
-def test_without_the_extra_the_line_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "uvicorn" else real(name, *more))
     with pytest.raises(SuperviseError, match="supervise ui needs uvicorn: not installed here") as caught:

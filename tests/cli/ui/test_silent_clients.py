@@ -48,7 +48,7 @@ def test_a_connection_on_which_no_request_comes_is_closed(tmp_path: Path, monkey
     assert served(tmp_path, connect).startswith(b"HTTP/1.1 200" if sent.startswith(REQUEST) else b"")
 
 
-def test_one_that_waits_for_an_answer_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_waits_for_an_answer_is_not_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     monkeypatch.setattr(WatchedJobs, "rows", lambda _: (time.sleep(1.0), ([], 0))[1])  # a journal may take so long to be read
 

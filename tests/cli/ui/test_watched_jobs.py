@@ -70,7 +70,7 @@ def test_new_jobs_are_read_a_few_at_a_time_however_many_run(
     assert counts == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_job_that_ended_is_read_once_and_one_that_runs_again_and_again(
+def test_an_ended_job_is_read_once_and_a_running_one_repeatedly(
     root: Path, make_job: type[RecordedJob], jobs: tuple[WatchedJobs, list[str]], reads: list[str]
 ) -> None:
     ended(make_job, root, "ended")
@@ -196,7 +196,7 @@ def test_the_page_of_a_job_adds_up_its_earlier_runs_and_reads_each_once(
     assert jobs[0].page("..", "..", all_runs=False) is None
 
 
-def test_the_list_reads_the_end_of_a_journal_and_the_page_all_of_it(
+def test_the_list_reads_only_the_end_of_a_journal_and_the_page_all_of_it(
     root: Path, jobs: tuple[WatchedJobs, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []

@@ -92,7 +92,7 @@ def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
     ],
     ids=["cut", "xz", "journal", "binary"],
 )
-def test_what_is_no_text_is_reported_with_what_makes_one(log: bytes, cause: bytes, hint: bytes) -> None:
+def test_a_log_that_is_no_text_is_reported_with_a_command_that_makes_one(log: bytes, cause: bytes, hint: bytes) -> None:
     done = _doctor("--kernel-log", "-", log=log)
     assert done.returncode == 64
     assert cause in done.stderr

@@ -84,7 +84,7 @@ def test_every_form_is_exercised() -> None:
 
 
 @pytest.mark.parametrize("cut", [7, 20, 41])
-def test_nothing_fails_on_lines_that_are_cut_or_foreign(cut: int) -> None:
+def test_cut_or_foreign_lines_raise_no_error(cut: int) -> None:
     for case in (*SAMPLES, *RELATIVES):
         judge(case["line"][:-cut])
         judge(case["line"][cut:])
@@ -152,12 +152,12 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("head", FOREIGN.values(), ids=FOREIGN)
-def test_whatever_stands_before_it_a_message_of_the_drivers_is_found(head: str) -> None:
+def test_a_message_of_the_driver_is_found_whatever_precedes_it(head: str) -> None:
     assert [(event.kind, event.code) for event in judge(head + XID_79)] == [("xid", 79)]
 
 
 @pytest.mark.parametrize("head", ["Nov 22 19:51:14 host app[12]: ", "11月 22 19:51:14 host app[12]: ", "train.py: saw: "])
-def test_what_another_program_quotes_is_not_the_kernels(head: str) -> None:
+def test_a_kernel_line_quoted_by_another_program_is_not_the_kernels(head: str) -> None:
     assert judge(head + XID_79) == ()
 
 

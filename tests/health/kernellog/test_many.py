@@ -56,7 +56,7 @@ def test_of_more_than_can_be_held_the_newest_are_reported_and_the_others_counted
 
 @pytest.mark.parametrize("timed", [1.0, 0.7], ids=["in-order", "some-without-a-time"])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_sorted_answers_as_looking_at_every_event_does(seed: int, timed: float) -> None:
+def test_the_sorted_memory_answers_as_a_scan_of_every_event(seed: int, timed: float) -> None:
     chance = random.Random(seed)  # noqa: S311  a table that is the same each time
     memory = Memory()
     events: list[XidEvent] = []

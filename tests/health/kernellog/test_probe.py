@@ -75,7 +75,7 @@ def test_a_session_reads_on_where_it_was_and_counts_what_was_overwritten(monkeyp
     assert second.count("kernel.overruns", KERNEL) == 1
 
 
-def test_other_facilities_and_what_our_own_reading_made_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_facilities_and_lines_of_our_own_reading_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     own = f"mlx5_core 0000:5e:00.0: wait_func:1132:(pid {os.getpid()}): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource"
     others = own.replace(f"(pid {os.getpid()})", "(pid 1)")
     opened = _Records(_record(XID, prefix=11), _record(XID, prefix=30), _record(own), _record(others))
@@ -124,7 +124,7 @@ def test_a_gpu_that_fell_off_the_bus_minutes_ago_fails_by_syslogs_file_too(tmp_p
     assert (result.result, result.repair, result.subject) == (Result.FAILED, Repair.REBOOT, "pci:0000:3d:00")
 
 
-def test_what_syslogs_file_has_of_another_day_is_history_in_every_form(tmp_path: Path) -> None:
+def test_a_syslog_line_of_another_day_is_history_in_every_form(tmp_path: Path) -> None:
     for days in (3.0, 200.0, 360.0):
         (result,) = _of_file(tmp_path, f"{_ago(days * 86400)} node-7 kernel: {XID}\n")
         assert (result.result, f"{days:.0f} days ago" in result.reason) == (Result.DEGRADED, True), days
@@ -139,7 +139,7 @@ def test_a_line_whose_time_nobody_knows_fails_unless_its_file_is_old(tmp_path: P
 
 
 @pytest.mark.parametrize("rotated", ["kern.log.1", "kern.log-20261129"])
-def test_what_was_written_just_before_the_file_was_rotated_is_read(tmp_path: Path, rotated: str) -> None:
+def test_a_line_written_just_before_the_rotation_is_read(tmp_path: Path, rotated: str) -> None:
     _of_file(tmp_path, f"{_ago(120.0)} node-7 kernel: {XID}\n", rotated)
     _of_file(tmp_path, "an old one", f"{rotated}.gz")
     (result,) = _of_file(tmp_path, f"{_ago(60.0)} node-7 kernel: eth0: link up\n")
@@ -164,7 +164,7 @@ def test_a_date_without_a_year_is_the_newest_that_it_can_be(now: str, line: str,
     assert placed.last_t == seconds(wall)
 
 
-def test_a_log_that_cannot_be_read_is_unknown_with_the_command_that_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_log_is_unknown_with_the_command_that_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -193,7 +193,7 @@ def test_only_what_is_recent_and_critical_is_a_failure(row: dict[str, Json], res
     assert _results([row]) == results
 
 
-def test_what_was_there_at_the_baseline_is_not_reported_again() -> None:
+def test_a_line_already_in_the_baseline_is_not_reported_again() -> None:
     assert _results([_row()], before=[_row(age_s=5.0)]) == [(Result.OK, Repair.NONE)]
     assert _results([_row(line=XID + " again")], before=[_row()]) == [(Result.FAILED, Repair.REBOOT)]
     baseline = _row(last_time=100.0, line_number=4999, count=3)

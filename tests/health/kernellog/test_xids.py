@@ -173,7 +173,7 @@ def test_the_registers_of_nvlink_5_decide(code: int, unit: str, info: int, statu
 
 
 @pytest.mark.parametrize(("to", "repair"), [("0x1 (GPU Reset Required)", "reset_gpu"), ("0x2 (Node Reboot Required)", "reboot")])
-def test_what_the_driver_announces_goes_before_what_is_not_listed(to: str, repair: str) -> None:
+def test_the_action_announced_by_the_driver_overrides_unlisted_errors(to: str, repair: str) -> None:
     unknown = _line(145, rest=LINK5.format(unit="RLW_NEW", how="Nonfatal", info=9, status=1))
     follows = _line(145, t=1000.1, rest=LINK5.format(unit="RLW_REMAP", how="Nonfatal", info=4, status=1))
     text = _line(154, t=1001.0, rest=f"GPU recovery action changed from 0x0 (None) to {to}")

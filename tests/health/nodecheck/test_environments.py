@@ -64,7 +64,7 @@ def _results(*nodes: Node) -> list[CheckResult]:
     return [result for result in results if result.check == "env_nodes"]
 
 
-def test_another_torch_and_another_variable_are_reported_with_who_has_them() -> None:
+def test_another_torch_and_another_variable_are_reported_with_their_nodes() -> None:
     results = _results(_node("n0"), _node("n1"), _node("n2", {"NCCL_ALGO": "Ring"}, torch="2.8.0"))
     assert [(result.result, result.reason) for result in results] == [
         (Result.FAILED, "version of torch is not the same on all nodes: n2: 2.8.0; 2 of 3 have 2.9.0"),
@@ -96,7 +96,7 @@ def test_nodes_of_one_name_are_distinguished_by_their_ranks() -> None:
     assert "box (rank 2): 2.8.0; 2 of 3 have 2.9.0" in result.reason
 
 
-def test_nodes_that_are_alike_are_said_to_be_and_one_alone_is_not_spoken_of() -> None:
+def test_equal_nodes_are_reported_as_equal_and_a_single_one_is_not_mentioned() -> None:
     (result,) = _results(_node("n0"), _node("n1"))
     assert (result.result, result.reason) == (Result.OK, "2 nodes have the same environment")
     assert not _results(_node("n0"))
@@ -133,7 +133,7 @@ def test_a_process_that_cannot_be_killed_is_reported_with_where_it_hangs_and_not
 
 
 @pytest.mark.process
-def test_wardens_read_one_environment_a_node_and_the_report_waits_for_it() -> None:
+def test_wardens_read_one_environment_a_node_before_the_report() -> None:
     store, options = _Table(), Options(3, deadline_s=100)
     with ExitStack() as stack:
         monitors = []

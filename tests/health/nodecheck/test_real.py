@@ -41,7 +41,7 @@ def _accused(report: dict[str, Any]) -> dict[str, str]:
     return accused
 
 
-def test_who_dies_is_named() -> None:
+def test_a_dying_rank_is_named() -> None:
     document, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=2)
     accused = _accused(document)
     assert set(accused) == {"rank:1"}, document["results"]
@@ -51,7 +51,7 @@ def test_who_dies_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_who_dies_and_who_hangs_is_named_within_the_deadline() -> None:
+def test_a_dying_and_a_hanging_rank_are_named_within_the_deadline() -> None:
     document, code = _check("--deadline", "120", "--trial-timeout", "12", "--rehearse", "die:2:3", "--rehearse", "hang:1:5", ranks=5)
     accused = _accused(document)
     assert set(accused) == {"rank:1", "rank:2"}, document["results"]

@@ -68,7 +68,7 @@ def test_two_bad_links_of_one_rank_do_not_make_it_bad() -> None:
     assert not judgement.failing
 
 
-def test_one_failure_is_a_doubt_and_asks_for_a_second_look_of_both_with_others() -> None:
+def test_one_failure_is_a_doubt_and_asks_for_a_second_look_at_both_ranks() -> None:
     known = _evidence(8, _even, lambda number, pair: number == 0 and pair == schedule.tournament(8)[0][0])
     pair = schedule.tournament(8)[0][0]
     assert set(judge(known).doubts) == {pair}
@@ -139,7 +139,7 @@ def test_where_ranks_share_a_cpu_one_good_meeting_acquits_a_link(device: str, sl
     assert not judgement.slow_ranks
 
 
-def test_what_failed_with_a_rank_that_is_gone_accuses_nobody() -> None:
+def test_a_pair_that_failed_with_a_lost_rank_accuses_nobody() -> None:
     results = report.results(_evidence(8, _even, lambda number, pair: 4 in pair and number > 5, lost={4: "no sign of life for 8 s"}))
     assert [(result.subject, result.result) for result in results] == [("rank:4", Result.FAILED), ("host", Result.OK)]
 

@@ -99,7 +99,7 @@ def test_64_ranks_on_8_nodes_are_judged_as_those_of_one_node(
     assert hang.evidence(1.0).node == node
 
 
-def test_who_moves_bytes_slowly_is_late_and_no_hang_that_is_ended() -> None:
+def test_a_rank_that_moves_bytes_slowly_is_late_and_not_ended() -> None:
     nodes = with_rank(elsewhere(43, WORLD, 26, "restore"))
     nodes[5].text(1, 30.0)
     nodes[5].used[43] = {"n_bytes": 300 << 10}
@@ -160,7 +160,7 @@ def test_a_node_of_many_ranks_sends_64_kib_at_most_and_first_who_does_not_wait()
         assert read.ranks[-1].activity.text == "in evaluate (train.py:112)"
 
 
-def test_what_a_node_sends_holds_all_that_the_diagnosis_uses() -> None:
+def test_a_nodes_message_holds_all_facts_of_the_diagnosis() -> None:
     node = VirtualNode("a:0", waiting(0, 16), waiting(8, 16, "barrier"), elsewhere(9, 16), gone(10))
     node.text(1, 0.0)
     ranks = {rank.activity.rank: rank for rank in node_look.read(node.text(2, 30.0)).ranks}
@@ -283,7 +283,7 @@ def test_a_rank_that_computes_in_one_place_gets_ten_times_the_limit(job: Job) ->
     assert (hang.busy, 600 < hang.still_s < 620) == (True, True)
 
 
-def test_where_a_node_does_not_answer_the_others_may_wait_for_it(job: Job) -> None:
+def test_ranks_may_wait_for_a_node_that_does_not_answer(job: Job) -> None:
     job.silent = {"b:1"}
     job.passes(500)
     assert job.news == []

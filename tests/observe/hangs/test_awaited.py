@@ -69,7 +69,7 @@ def test_the_peer_of_a_socket(waiting: list[subprocess.Popen[bytes]], call: str)
         assert (wait.kind, wait.name, wait.lives) == (AwaitedKind.SOCKET, f"127.0.0.1:{port}", True)
 
 
-def test_a_pipe_and_who_has_its_other_end(waiting: list[subprocess.Popen[bytes]]) -> None:
+def test_the_other_end_of_a_pipe_is_named(waiting: list[subprocess.Popen[bytes]]) -> None:
     waiting.append(python("input()", stdin=subprocess.PIPE))
     wait = seen(waiting[0])
     assert (wait.kind, wait.lives) == (AwaitedKind.PIPE, True)
@@ -83,7 +83,7 @@ def test_a_named_pipe_that_nobody_opens(waiting: list[subprocess.Popen[bytes]], 
     assert (wait.kind, wait.name, wait.lives) == (AwaitedKind.PIPE, str(tmp_path / "fifo"), False)
 
 
-def test_a_child_and_what_that_waits_for(waiting: list[subprocess.Popen[bytes]]) -> None:
+def test_the_child_waited_for_is_named_with_its_own_wait(waiting: list[subprocess.Popen[bytes]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = f"import socket; socket.create_connection(('127.0.0.1', {port})).recv(1)"

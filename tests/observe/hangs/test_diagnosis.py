@@ -288,7 +288,9 @@ HANGS: tuple[tuple[str, tuple[RankLook, ...], HangKind, str, tuple[int, ...]], .
 
 
 @pytest.mark.parametrize(("ranks", "kind", "text", "culprits"), [row[1:] for row in HANGS], ids=[row[0] for row in HANGS])
-def test_what_two_looks_show(ranks: tuple[RankLook, ...], kind: HangKind, text: str, culprits: tuple[int, ...]) -> None:
+def test_two_looks_show_the_kind_the_text_and_the_culprits(
+    ranks: tuple[RankLook, ...], kind: HangKind, text: str, culprits: tuple[int, ...]
+) -> None:
     assert judged(*ranks) == (kind, text, culprits)
 
 
@@ -309,7 +311,7 @@ def test_the_code_of_several_culprits_names_their_ranks() -> None:
     assert (hang.kind, hang.code) == (HangKind.MISMATCH, "train.py:61 (rank 0), train.py:75 (ranks 1, 2)")
 
 
-def test_what_only_one_look_shows_is_not_proven() -> None:
+def test_a_state_seen_in_only_one_look_is_not_proven() -> None:
     first, second = waiting(1, sequence=41), waiting(1, "barrier")
     hang = diagnosis.hang(Look(0, (waiting(0), first)), Look(30, (later(waiting(0)), later(second))), still_s=9, limit_s=6, calibrated=True)
     assert hang.kind is not HangKind.MISMATCH
@@ -385,7 +387,7 @@ MOVES: tuple[tuple[str, RankLook, RankLook, str], ...] = (
 
 
 @pytest.mark.parametrize(("first", "second", "motion"), [row[1:] for row in MOVES], ids=[row[0] for row in MOVES])
-def test_what_moved_between_two_looks(first: RankLook, second: RankLook, motion: str) -> None:
+def test_two_looks_show_the_rank_that_moved(first: RankLook, second: RankLook, motion: str) -> None:
     progress = compare(Look(0.0, (first,)), Look(30.0, (second,)))
     motions = ((first.rank, motion),) if motion else ()
     is_busy = motion in {"uses CPU time", "waits for a processor", "has processes that use CPU time"}
@@ -447,14 +449,14 @@ OF_RANK_1 = {
 
 
 @pytest.mark.parametrize("waited", OF_RANK_1.values(), ids=OF_RANK_1)
-def test_who_waits_for_another_rank_by_a_socket_a_queue_or_a_lock_is_not_late(waited: Awaited) -> None:
+def test_a_rank_that_waits_for_another_by_a_socket_queue_or_lock_is_not_late(waited: Awaited) -> None:
     hang = seen(unmoved(awaiting(0, waited)), STANDS)
     assert (hang.kind, hang.ranks, hang.busy) == (HangKind.LATE, (1,), False)
     assert hang.text.startswith("rank 0 is in wait (train.py:70), waiting for ")
 
 
 @pytest.mark.parametrize("objects", [(), (MISSING,)], ids=["unknown", "a file"])
-def test_who_polls_waits_for_the_ranks_that_stand_elsewhere(objects: tuple[Awaited, ...]) -> None:
+def test_a_polling_rank_waits_for_the_ranks_that_stand_elsewhere(objects: tuple[Awaited, ...]) -> None:
     hang = seen(polling(0, *objects), STANDS)
     assert (hang.kind, hang.ranks) == (HangKind.LATE, (1,))
     three = seen(unmoved(waiting(0)), polling(2, *objects), STANDS)
@@ -498,7 +500,7 @@ LEFT = ends(replace(GONE, script_over=True))
     ],
     ids=["one left", "all stand in a collective", "all stand", "a thread"],
 )
-def test_who_stands_behind_the_end_of_the_training_and_in_what(ranks: tuple[RankLook, ...], text: str) -> None:
+def test_ranks_that_stand_after_the_end_of_the_training_are_named(ranks: tuple[RankLook, ...], text: str) -> None:
     hang = seen(*map(unmoved, ranks))
     assert hang.at_exit.startswith(text)
     assert hang.end_step == (200 if ranks[0].step else None)
@@ -510,7 +512,7 @@ def works(**changes: object) -> tuple[RankLook, RankLook]:
     return BARRIER, replace(second, process=replace(second.process, **changes))
 
 
-def test_what_still_works_is_not_over() -> None:
+def test_a_rank_that_still_works_is_not_over() -> None:
     busy = replace(counted(30.0), cpu_s=15.0)
     writes = replace(counted(30.0), written_bytes=60_000)
     assert seen(works(), unmoved(LEFT)).working == ""
@@ -541,7 +543,7 @@ def test_a_rank_that_is_gone_counts_however_its_peers_wait(objects: tuple[Awaite
     assert "rank 1 is gone" in hang.text
 
 
-def test_a_rank_that_polls_after_the_training_does_not_wait_for_one_that_came_to_its_end() -> None:
+def test_a_rank_that_polls_after_the_training_does_not_wait_for_a_finished_one() -> None:
     done = unmoved(replace(GONE, script_over=True))
     assert seen(polling(0), done).kind is HangKind.STILL
     assert seen(polling(0, LOCK), done).kind is HangKind.GONE, "a file that the other one may have had to make"
@@ -555,11 +557,11 @@ def test_a_script_that_does_more_after_it_gave_up_its_group_is_not_over() -> Non
 
 
 @pytest.mark.parametrize("wait", [HELD, SERVER, CHILD], ids=lambda held: held.text)
-def test_a_rank_that_waits_for_a_living_process_does_not_wait_for_one_that_ended_in_order(wait: Awaited) -> None:
+def test_a_rank_that_waits_for_a_living_process_does_not_wait_for_an_ended_one(wait: Awaited) -> None:
     assert seen(polling(0, wait), unmoved(GONE_IN_ORDER)).kind is HangKind.STILL
 
 
-def test_bytes_of_a_rank_that_polls_show_that_it_does_not_wait_for_one_that_is_gone() -> None:
+def test_a_polling_rank_that_moves_bytes_does_not_wait_for_a_gone_one() -> None:
     first, second = polling(0)
     before = replace(second.process.before, main_bytes=600_000) if second.process.before is not None else None
     first = replace(first, process=replace(first.process, after=replace(counted(0.1), main_bytes=0)))
@@ -631,7 +633,7 @@ def test_how_many_ranks_came_to_the_process_group(world: int | None, text: str) 
     assert (hang.kind, hang.text) == (HangKind.WAITING, f"rank 0 waits in init_process_group (train.py:90){text}")
 
 
-def test_a_loop_is_late_and_may_go_on() -> None:
+def test_a_loop_is_late_and_may_continue() -> None:
     first = (waiting(1), LOOPS)
     second = (later(waiting(1)), later(LOOPS, cpu_s=29))
     hang = diagnosis.hang(Look(0.0, first), Look(30.0, second), still_s=90, limit_s=60, calibrated=True)

@@ -36,7 +36,7 @@ def test_the_main_thread_comes_first_and_ours_not_at_all() -> None:
     assert main.find("torch/distributed/", "all_reduce", "barrier") is main.innermost
 
 
-def test_what_is_no_dump_has_no_threads() -> None:
+def test_a_text_that_is_no_dump_has_no_threads() -> None:
     assert parse("no stacks: process 7: it is stopped") == ()
     assert parse_py_spy("Error: Failed to suspend process") == parse_py_spy('{"a": 1}') == ()
 

@@ -87,7 +87,9 @@ LOOPS: dict[str, tuple[str, dict[str, polled.Held], tuple[polled.Held, ...]]] = 
 
 
 @pytest.mark.parametrize(("source", "values", "asked"), LOOPS.values(), ids=list(LOOPS))
-def test_what_a_loop_asks_for(source: str, values: dict[str, polled.Held], asked: tuple[polled.Held, ...]) -> None:
+def test_the_objects_that_a_loop_polls_are_read_from_its_source(
+    source: str, values: dict[str, polled.Held], asked: tuple[polled.Held, ...]
+) -> None:
     text = textwrap.dedent(source)
     line = next(number for number, row in enumerate(text.splitlines(), 1) if "# here" in row)
     frame = HeldFrame("/me/train.py", line, "wait", values or {"_": ("process", 1)})
@@ -102,5 +104,5 @@ def test_the_innermost_function_that_asks_for_something_counts() -> None:
 
 
 @pytest.mark.parametrize("answer", ["", "[1, 2]", "[(", "import os", "[('f', 'x', 'y', {})]"])
-def test_what_is_no_answer_of_a_rank_is_none(answer: str) -> None:
+def test_an_invalid_answer_of_a_rank_is_none(answer: str) -> None:
     assert polled.read(answer) == ()

@@ -47,7 +47,7 @@ def test_a_recorder_that_is_off_and_none_at_all() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{}", b"[]", b"no json", answer([1]), answer({"entries": [{}]}), answer(own={"groups": [1]})])
-def test_what_is_not_as_expected_is_unreadable_and_raises_nothing(text: bytes) -> None:
+def test_an_unexpected_document_is_unreadable_and_raises_nothing(text: bytes) -> None:
     assert "not as expected" in read(text).unreadable
 
 

@@ -163,7 +163,7 @@ def test_the_slowest_rank_of_a_sample_counts_and_old_times_are_forgotten() -> No
     assert times.limit([beat], LIMITS).seconds == 60.0
 
 
-def test_another_process_in_the_slot_begins_anew() -> None:
+def test_another_process_in_the_slot_begins_a_new_series() -> None:
     times = StepTimes()
     beat = trained(times, 1.0, 30)
     times.add([replace(after(beat, 500.0), pid=101)])

@@ -62,7 +62,7 @@ def seen(ranks: Ranks, how: str, place: Path) -> Hang:
 
 
 @pytest.mark.parametrize("how", [pytest.param(how, marks=() if how in FAST else pytest.mark.slow) for how in WAITS])
-def test_the_rank_that_stands_is_late_and_not_the_one_that_waits_for_it(ranks: Ranks, tmp_path: Path, how: str) -> None:
+def test_the_standing_rank_is_late_and_not_the_one_that_waits_for_it(ranks: Ranks, tmp_path: Path, how: str) -> None:
     hang = seen(ranks, how, tmp_path)
     assert (hang.kind, hang.ranks, hang.busy) == (HangKind.LATE, (1,), False), hang
     assert re.search(r"; rank 1 is in stand \(waits\.py:\d+\)$", hang.text), hang

@@ -102,7 +102,7 @@ def test_any_sign_of_life_of_any_rank_counts(job: VirtualJob, sign: str) -> None
     assert job.kinds == []
 
 
-def test_what_our_own_thread_measures_in_a_rank_is_no_sign_of_life(job: VirtualJob) -> None:
+def test_measurements_of_our_own_thread_in_a_rank_are_no_sign_of_life(job: VirtualJob) -> None:
     for second in range(150):
         job.set(1, parts=PartTimes((second,)), gpu_memory=GpuMemory(*[second] * len(GpuMemory.__struct_fields__)), pinned=second)
         job.passes(1)
@@ -186,7 +186,7 @@ def test_a_rank_that_computes_in_one_place_is_confirmed_after_ten_times_the_limi
     assert confirmed(job).hang.busy
 
 
-def test_what_is_slow_is_confirmed_as_that_and_again_once_no_byte_moves(job: VirtualJob) -> None:
+def test_a_slow_hang_is_confirmed_as_slow_and_again_once_no_byte_moves(job: VirtualJob) -> None:
     job.slow = True
     job.passes(6000)
     assert job.kinds == ["Suspected", "Confirmed"]
@@ -265,7 +265,7 @@ def test_a_hang_that_stays_is_posted_once_and_looked_at_ever_less_often(job: Vir
     assert len(job.looked_t) < 20
 
 
-def test_it_is_posted_again_when_the_group_s_timeout_has_passed(job: VirtualJob) -> None:
+def test_a_hang_is_posted_again_after_the_groups_timeout(job: VirtualJob) -> None:
     job.group_timeout_s = 1800.0
     stood_t = job.t
     job.passes(1889)
@@ -286,7 +286,7 @@ def test_a_timeout_that_is_shorter_than_our_own_looks_is_posted_soon_after(job: 
     assert job.kinds == ["Suspected", "Confirmed", "Confirmed"]
 
 
-def test_it_is_posted_again_when_a_later_look_shows_more(job: VirtualJob) -> None:
+def test_a_hang_is_posted_again_when_a_later_look_shows_more(job: VirtualJob) -> None:
     job.passes(120)
     assert job.kinds == ["Suspected", "Confirmed"], "a rank's recorder did not answer"
     job.kind, job.group_timeout_s = HangKind.MISMATCH, 600.0
@@ -346,7 +346,7 @@ def test_ranks_behind_the_end_may_wait_for_one_on_another_node_which_still_train
     assert overs(job) == []
 
 
-def test_before_calibration_it_is_a_guess_whatever_a_later_look_shows() -> None:
+def test_before_calibration_a_hang_is_a_guess_whatever_a_later_look_shows() -> None:
     job = VirtualJob()
     job.trains(5)
     job.passes(700)
@@ -410,7 +410,7 @@ def test_a_pause_makes_no_step_time(job: VirtualJob) -> None:
     assert suspected(job).limit_s == 60.0
 
 
-def test_the_wall_clock_has_no_part_in_it() -> None:
+def test_the_watch_does_not_use_the_wall_clock() -> None:
     source = Path(sys.modules[VirtualJob.__init__.__module__].HangWatch.__init__.__code__.co_filename).read_text(encoding="utf-8")
     assert "import time" not in source
 

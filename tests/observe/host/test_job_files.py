@@ -42,7 +42,7 @@ def test_the_largest_files_of_this_run_are_named_with_their_sizes(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["stage/20/model.pt", ".tmp-20/model.pt", "step-20.pt.partial", "tmp_20.pt", "step-20-unfinished/x.pt"])
-def test_what_an_earlier_attempt_left_unfinished_is_a_leftover(tmp_path: Path, name: str) -> None:
+def test_an_unfinished_file_of_an_earlier_attempt_is_a_leftover(tmp_path: Path, name: str) -> None:
     write(tmp_path / name, 2, FIRST + 1)
     write(tmp_path / "step-10.pt", 1, FIRST + 1)
     values = fields(tmp_path)
@@ -51,7 +51,7 @@ def test_what_an_earlier_attempt_left_unfinished_is_a_leftover(tmp_path: Path, n
 
 
 @pytest.mark.parametrize(("name", "t"), [("stage/20/model.pt", SECOND + 1), ("step-20.pt", FIRST + 1), ("template/step-20.pt", FIRST + 1)])
-def test_what_is_being_written_and_what_is_finished_is_none(tmp_path: Path, name: str, t: float) -> None:
+def test_a_file_being_written_or_finished_is_no_leftover(tmp_path: Path, name: str, t: float) -> None:
     write(tmp_path / name, 2, t)
     assert "leftovers" not in fields(tmp_path)
 

@@ -108,7 +108,7 @@ def test_a_record_is_its_first_line_unescaped() -> None:
         b"\xff\xfe\x00" * 1000,
     ],
 )
-def test_what_is_not_the_kernels_own_is_nothing(data: bytes) -> None:
+def test_a_record_that_is_not_the_kernels_own_is_ignored(data: bytes) -> None:
     assert parse(data) is None
 
 
@@ -165,7 +165,7 @@ def test_a_flood_without_end_is_not_awaited(known: Signatures) -> None:
     assert [fact.name for fact in facts] == ["gpu_lost.xid", "unread"]
 
 
-def test_what_was_found_by_the_deadline_is_reported_whoever_does_not_answer(known: Signatures) -> None:
+def test_evidence_found_by_the_deadline_is_reported_despite_a_silent_source(known: Signatures) -> None:
     stuck, hangs = threading.Event(), threading.Event()
 
     class Stuck(FakeKmsg):
@@ -187,7 +187,7 @@ def test_what_was_found_by_the_deadline_is_reported_whoever_does_not_answer(know
     assert [fact.name for fact in watch.finish(60)] == ["gpu_lost.xid"]
 
 
-def test_what_was_read_before_the_log_broke_is_reported(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_read_before_the_log_broke_are_reported(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that was held for its continuation, what was overwritten, and that nothing else could be asked."""
     monkeypatch.setattr(sources, "SYSLOG_FILES", ())
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -195,7 +195,7 @@ def test_what_was_read_before_the_log_broke_is_reported(known: Signatures, tmp_p
     assert {fact.name for fact in evidence} == {"gpu_lost.xid", "overrun", "not_observed"}
 
 
-def test_what_wakes_the_thread_is_not_closed_while_it_is_written_to(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wake_up_of_the_thread_is_not_closed_during_a_write(known: Signatures, monkeypatch: pytest.MonkeyPatch) -> None:
     really = os.eventfd_write
     written: list[tuple[str, str]] = []
 
@@ -337,7 +337,7 @@ def test_a_switch_is_no_gpu_and_everybodys(known: Signatures, tmp_path: Path, mo
     assert [fact.name for fact in _watched(known, JobProcesses(os.getpid()), _record(line))] == ["nvlink.sxid"]
 
 
-def test_what_was_recorded_of_an_earlier_attempt_is_not_written_back_into_the_next() -> None:
+def test_the_process_records_of_an_earlier_attempt_do_not_return_in_the_next() -> None:
     processes = JobProcesses(root=2**22 + 1)
     if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
         pytest.skip("in a pid namespace the kernel's pids are others")
@@ -430,7 +430,7 @@ def test_the_journal_is_asked_for_records_of_facility_0(known: Signatures, tmp_p
     assert (fact.name, fact.text, fact.free_text) == ("gpu_lost.xid", XID, False)
 
 
-def test_nothing_is_asked_of_a_watch_that_was_stopped(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_watch_asks_no_source(known: Signatures, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "journalctl"
     script.write_text(f"#!/bin/sh\n: > {tmp_path}/asked\n")
     script.chmod(0o755)

@@ -61,7 +61,7 @@ def test_the_command_removes_just_the_lock_whatever_its_directory_is_called_and_
     assert [path.name for path in tmp_path.iterdir()] in ([lock.parent.name, "other"], ["other", lock.parent.name])
 
 
-def test_what_this_run_did_not_leave_is_not_named(tmp_path: Path) -> None:
+def test_a_lock_that_this_run_did_not_leave_is_not_named(tmp_path: Path) -> None:
     environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
     assert evidence(environ, 60) == [], "no build"
     (tmp_path / "a").mkdir()

@@ -50,7 +50,7 @@ def closer() -> Iterator[int]:
     thread.join()
 
 
-def test_a_name_that_cannot_be_resolved_is_a_sentence_with_node_name_and_what_to_do() -> None:
+def test_an_unresolvable_name_is_reported_with_its_node_and_advice() -> None:
     (text,) = texts(claimed(NOWHERE, 29500))
     assert text.startswith(f"node-a cannot resolve the host name '{NOWHERE}', where the ranks are to meet (")
     assert "/etc/hosts" in text

@@ -77,7 +77,7 @@ def test_without_proc_nothing_is_known(kernel: Path) -> None:
         (3, 64, 0, 0.5, True),
     ],
 )
-def test_what_must_stay_free(free: int, total: int, needed: int, part: float, is_short: bool) -> None:  # noqa: FBT001
+def test_a_shortage_is_reported_below_the_reserve_of_memory(free: int, total: int, needed: int, part: float, is_short: bool) -> None:  # noqa: FBT001
     roomy = MemoryRoom(1 << 50, 1 << 50, "another")
     text = shortage([roomy, MemoryRoom(free * GIB, total * GIB, "the machine")], needed * GIB, 8 * GIB, share=part)
     assert bool(text) is is_short

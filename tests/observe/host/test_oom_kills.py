@@ -152,7 +152,7 @@ def test_memory_that_ran_short_and_killed_nobody_is_reported(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense\n", b"0::/x\n4:memory:/x\n", b"\xff\xfe\n", b"0::/../..\n"])
-def test_what_cannot_be_read_has_no_counts(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_cgroup_has_no_counts(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_bytes(content)
     (tmp_path / "proc/self/mountinfo").write_bytes(b"1 2 3 / / rw - cgroup2 cgroup2 rw\nshort\n")

@@ -69,7 +69,7 @@ def forecasts(
     return [event for event in posted if isinstance(event, MemoryForecast)]
 
 
-def test_a_leak_of_the_host_is_told_once_with_when_and_at_which_step() -> None:
+def test_a_leak_of_the_host_is_reported_once_with_its_time_and_step() -> None:
     first, *more = forecasts(6000, lambda t: 10 * GIB + t * 54 * GIB / 7200)
     assert first.subject == "host"
     assert first.out_t == pytest.approx(7200, rel=0.02)
@@ -84,7 +84,7 @@ def test_a_leak_of_the_host_is_told_once_with_when_and_at_which_step() -> None:
     assert first.rank is None
 
 
-def test_a_forecast_that_moved_is_told_again_and_one_that_is_over_ends() -> None:
+def test_a_moved_forecast_is_reported_again_and_a_past_one_ends() -> None:
     first, *others = forecasts(9000, lambda t: 10 * GIB + min(t, 5400) * 54 * GIB / 7200)
     assert not first.is_repeat
     assert [event.is_over for event in others][-1]
@@ -156,7 +156,7 @@ def test_a_real_leak_is_forecast_within_a_fifth_and_its_rank_is_named() -> None:
     assert re.match(r"rank 0 4\d\d MiB \(\d+ MiB more in [\d.]+ s\)", held.text)
 
 
-def test_who_holds_it_and_who_grew_is_kept_for_a_failure() -> None:
+def test_the_memory_of_each_rank_is_kept_for_a_failure() -> None:
     watching = MemoryWatch(1, lambda _event: None, dict, rooms=lambda: [MemoryRoom(8 * GIB, 64 * GIB, MACHINE)])
     assert watching.evidence() == ()
     watching.sample([beat(0, 1.0), beat(1, 1.0)], 1.0)

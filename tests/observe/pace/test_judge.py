@@ -82,7 +82,7 @@ def test_a_straggler_that_recovers_is_over() -> None:
     assert job.run(300)[:2] == ["+straggler 1", "-straggler 1"]
 
 
-def test_what_the_kernel_shows_names_the_cause() -> None:
+def test_the_kernels_figures_name_the_cause_of_a_slow_rank() -> None:
     job = Job(2, slow(2.0), waits_share=0.5)
     job.run()
     assert "it waits for a processor 4" in job.texts[0], job.texts

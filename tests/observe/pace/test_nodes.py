@@ -121,7 +121,7 @@ def test_a_node_that_recovers_is_over_after_a_minute_or_two() -> None:
     assert job.texts[1] == "node 2 is as fast as the others again"
 
 
-def test_what_the_kernel_and_the_health_checks_show_stands_in_the_sentence() -> None:
+def test_the_sentence_holds_facts_of_the_kernel_and_the_health_checks() -> None:
     judge, changes = NodesJudge(), []
     for at in range(40):
         slow_pace = NodePace(at, 0.5, 0.95, 43, "waits for a processor 40 % of the time, because others use them", stolen=0.3)

@@ -21,7 +21,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_only_who_sleeps_for_a_time_is_asleep_and_who_waits_for_another_is_not(name: str) -> None:
+def test_only_a_timed_sleep_is_asleep_and_a_wait_for_another_process_is_not(name: str) -> None:
     script, is_asleep = WAITS[name]
     process = subprocess.Popen([sys.executable, "-c", script])  # noqa: S603  our own script
 

@@ -63,7 +63,7 @@ def test_an_absolute_pattern_leaves_the_working_directory(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("other", ["nothing", "older", "empty", "directory", "of another process", "link"])
-def test_what_is_not_the_core_of_this_death_is_not_named(tmp_path: Path, other: str) -> None:
+def test_a_core_of_another_death_is_not_named(tmp_path: Path, other: str) -> None:
     core = tmp_path / "job [1]" / (f"core.{PID + 1}" if other == "of another process" else f"core.{PID}")
     core.parent.mkdir()
     if other == "directory":
@@ -86,11 +86,11 @@ def test_what_is_not_the_core_of_this_death_is_not_named(tmp_path: Path, other: 
     ],
     ids=["systemd", "another program", "none"],
 )
-def test_who_else_has_it_is_named(tmp_path: Path, pattern: str, text: str) -> None:
+def test_another_holder_of_the_core_is_named(tmp_path: Path, pattern: str, text: str) -> None:
     assert fact_text(tmp_path, pattern) == text
 
 
-def test_who_dumped_none_is_not_looked_for(tmp_path: Path) -> None:
+def test_the_core_of_a_rank_that_dumped_none_is_not_looked_for(tmp_path: Path) -> None:
     clock = Clock.start()
     assert core_dumps.evidence([death(clock, core=False)], tmp_path, clock, str(tmp_path / "no such")) == ()
 

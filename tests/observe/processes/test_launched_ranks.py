@@ -153,7 +153,7 @@ def test_an_end_whose_status_a_sandbox_does_not_show_is_no_success(
     assert [type(end) for end in seen.ends] == [VanishedRank]
 
 
-def test_who_is_killed_before_the_others_fail_failed_first_and_who_goes_after_them_was_ended() -> None:
+def test_a_rank_killed_before_the_others_failed_first_and_a_later_one_was_ended() -> None:
     command = RankExit(0, 70, 30, code=1)
     evidence = exits([command], Clock.start(), 5.0, [RankExit(1, 71, 10, signal=9), VanishedRank(2, 72, 40)], {1: 71, 2: 72})
     assert [(fact.source, fact.name, fact.text, fact.rank) for fact in evidence] == [

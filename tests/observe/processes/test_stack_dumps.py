@@ -141,5 +141,5 @@ def test_a_stopped_process_is_left_alone(directory: Path) -> None:
         assert "is stopped" in stack_dumps.request(pid, ticks, directory)
 
 
-def test_the_signal_is_the_one_that_python_names() -> None:
+def test_the_stacks_signal_is_the_one_that_python_names() -> None:
     assert signal.SIGRTMAX - 3 == STACKS_SIGNAL

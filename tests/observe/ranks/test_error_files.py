@@ -102,7 +102,7 @@ def test_no_directory_is_no_evidence(tmp_path: Path) -> None:
     assert error_files.read(tmp_path / "missing", [RANK]) == error_files.ErrorScan((), (), ())
 
 
-def test_what_happened_before_the_attempt_began_is_of_another_run(tmp_path: Path) -> None:
+def test_an_error_older_than_the_attempt_is_of_another_run(tmp_path: Path) -> None:
     _write(tmp_path, t_ns=50)
     _write(
         tmp_path, file_name("error", None, 78), pid=78, local_rank=None, rank=None, t_ns=50

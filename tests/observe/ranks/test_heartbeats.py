@@ -45,7 +45,7 @@ def test_a_new_file_is_allocated_and_has_no_beats(path: Path) -> None:
     assert heartbeats.read(path) == ()
 
 
-def test_a_rank_s_slot_says_who_it_is_and_what_it_does(path: Path, beat: HeartbeatWriter) -> None:
+def test_a_ranks_slot_holds_its_identity_and_its_progress(path: Path, beat: HeartbeatWriter) -> None:
     (seen,) = heartbeats.read(path)
     assert (seen.local_rank, seen.rank, seen.pid, seen.start_ticks) == (1, 9, os.getpid(), layout.start_ticks_of(os.getpid()))
     assert (seen.phase, seen.steps, seen.step, seen.step_source, seen.last_step_ns) == (Phase.IMPORT, 0, None, None, None)
@@ -103,7 +103,7 @@ for _ in range(200_000):
 
 
 @pytest.mark.process
-def test_what_belongs_together_is_read_together(path: Path) -> None:
+def test_fields_written_together_are_read_together(path: Path) -> None:
     code = WRITER.format(directory=str(path.parent))
     seen = set()
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as writer:  # noqa: S603
@@ -120,7 +120,7 @@ def test_a_file_that_can_be_opened_and_not_read_has_no_beats(path: Path) -> None
     assert heartbeats.read(path) == ()
 
 
-def test_a_training_that_goes_on_beyond_the_end_that_it_named_has_named_none(path: Path, beat: HeartbeatWriter) -> None:
+def test_a_training_that_continues_beyond_its_named_end_has_named_none(path: Path, beat: HeartbeatWriter) -> None:
     """As where it names the steps of an epoch, or where a second training follows the first."""
     seen = []
     for step in (99, 100, 101):

@@ -60,11 +60,11 @@ def test_an_absolute_path_is_looked_at_as_it_is(place: Path) -> None:
         f"{MISSING}: 'a\0b'",
     ],
 )
-def test_nothing_is_raced_for_where_the_path_is_missing_or_does_not_explain_the_failure(place: Path, text: str) -> None:
+def test_a_missing_or_unrelated_path_is_no_race(place: Path, text: str) -> None:
     assert not named(place, text)
 
 
-def test_what_was_made_before_the_attempt_is_no_race(place: Path) -> None:
+def test_a_path_made_before_the_attempt_is_no_race(place: Path) -> None:
     made_s = (place / "there").stat().st_ctime
     assert named(place, f"{MADE}: 'there'", since_s=made_s - 1)
     assert not named(place, f"{MADE}: 'there'", since_s=made_s + 1)

@@ -40,7 +40,7 @@ PATTERNS = {
 
 
 @pytest.mark.parametrize(("path", "unit"), UNITS.items(), ids=UNITS)
-def test_what_is_a_checkpoint_as_a_whole(path: str, unit: str) -> None:
+def test_a_path_belongs_to_a_whole_checkpoint(path: str, unit: str) -> None:
     assert checkpoint_path(path) == unit
 
 

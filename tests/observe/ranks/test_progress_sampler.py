@@ -64,7 +64,7 @@ def test_a_file_of_a_checkpoint_names_the_checkpoint(
     assert [event.loaded for event in posted if isinstance(event, ProgressObserved)] == [text]
 
 
-def test_what_an_attempt_saved_and_loaded_again_before_its_first_step_is_no_resume(tmp_path: Path) -> None:
+def test_a_file_saved_and_loaded_before_the_first_step_is_no_resume(tmp_path: Path) -> None:
     # rank 0 hands its first weights to the others, as in torch's DDP tutorial
     rows = [{"what": event, "path": "/run/model.pt", "t": t, "n": 1, "steps": 0} for event, t in (("began", 10.0), ("ended", 10.5))]
     (tmp_path / "saves-0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -137,7 +137,7 @@ def test_steps_and_losses_are_sampled_at_a_bounded_rate(
     assert all(event.step is not None and event.loss == 2.5 for event in seen)
 
 
-def test_what_the_ranks_hold_is_reported_where_it_changed(tmp_path: Path) -> None:
+def test_the_memory_of_the_ranks_is_reported_where_it_changed(tmp_path: Path) -> None:
     def beat(steps: int) -> RankHeartbeat:
         known = {"torch_loaded": True, "backward_seen": True, "save_asked": False}
         return RankHeartbeat(0, 0, 7, 1, 1, Phase.TRAIN, 1, steps, 1, steps, "worker", **known)

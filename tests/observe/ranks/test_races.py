@@ -63,7 +63,7 @@ def test_a_save_that_overlaps_the_load_is_a_race(tmp_path: Path, began: float, e
     ],
     ids=["before", "after", "renamed", "tried again", "survived", "no load", "no save"],
 )
-def test_nothing_else_is_one(tmp_path: Path, loads: list[dict[str, Any]], saves: list[dict[str, Any]]) -> None:
+def test_other_orders_of_saves_and_loads_are_no_race(tmp_path: Path, loads: list[dict[str, Any]], saves: list[dict[str, Any]]) -> None:
     assert evidence_of(tmp_path, loads, saves) == ()
 
 
@@ -72,14 +72,14 @@ def test_a_file_that_the_script_opened_is_whole_once_it_was_closed(tmp_path: Pat
     assert not evidence_of(tmp_path, [LOAD], saved(17.0, 18.5, file=True))
 
 
-def test_what_a_rank_itself_wrote_and_a_rank_that_raised_nothing_are_no_race(tmp_path: Path) -> None:
+def test_a_ranks_own_write_or_a_rank_without_an_exception_is_no_race(tmp_path: Path) -> None:
     assert not evidence_of(tmp_path, [LOAD], saved(19.0, None), writer=1)
     (tmp_path / "saves-1.jsonl").unlink()
     assert not evidence_of(tmp_path, [LOAD], saved(19.0, None), reported=(Evidence("error_file", "exception", "KeyError: 'x'", 4, 20.5),))
 
 
 @pytest.mark.parametrize("raised", [(RAISED, TRACE, ZIP), (RAISED, TRACE)], ids=["corrupt", "raised"])
-def test_it_is_the_verdict_with_the_line_of_code(tmp_path: Path, raised: tuple[Evidence, ...]) -> None:
+def test_the_race_is_the_verdict_with_the_line_of_code(tmp_path: Path, raised: tuple[Evidence, ...]) -> None:
     ends = (Evidence("exit", "exit_code", "1", 5, 20.7), Evidence("heartbeat", "phase", "load", 5))
     verdict = classify((*raised, *ends, *evidence_of(tmp_path, [LOAD], saved(19.0, None))))
     assert (verdict.cause, verdict.rank, verdict.transient) == (Cause.CHECKPOINT_CORRUPT, 5, True)

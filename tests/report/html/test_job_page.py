@@ -95,7 +95,7 @@ class Outside(HTMLParser):
 @pytest.mark.parametrize(
     "cards", [{}, {1: FactPage(HOSTILE, (Fact(HOSTILE, HOSTILE), Fact("", HOSTILE), Fact("look", HOSTILE, copied=True)))}]
 )
-def test_what_a_job_printed_is_text_and_nothing_else(cards: dict[int, FactPage]) -> None:
+def test_the_output_of_a_job_is_shown_as_plain_text(cards: dict[int, FactPage]) -> None:
     status = replace(STATUS, job=HOSTILE, node=HOSTILE, warnings=(HOSTILE,), state_dir=HOSTILE, hang=HangStatus("late", HOSTILE, (), 9.0))
     part = LogPart(HOSTILE, (HOSTILE, "\x00\x1b]0;x\x07"))
     text = text_of(report_of(), status, cards, problems=(HOSTILE,), error=part, log=part)
@@ -120,7 +120,7 @@ def test_the_state_and_the_incidents_come_before_all_figures() -> None:
     assert "step 9 step 10" in words_of(section(root, "log"))
 
 
-def test_what_a_rank_printed_before_it_failed_is_unfolded_where_the_job_is_not_well() -> None:
+def test_the_last_output_of_a_failed_rank_is_unfolded() -> None:
     part = LogPart("rank 1", ("KeyError: 'label_ids'",))
     for status, is_open in ((STATUS, None), (replace(STATUS, state=StateWord.FAILED, exit_code=65), "open")):
         shown = section(tree_of(text_of(report_of(), status, error=part)), "error")
@@ -142,7 +142,7 @@ def test_the_incident_that_holds_the_job_up_or_ended_it_is_the_first_and_its_car
     assert len(list(element.iter("details"))) == MOST_CARDS, "the others, and what holds those that are older"
 
 
-def test_where_a_job_stands_is_said_in_words_with_the_command_that_helps() -> None:
+def test_the_state_of_a_job_is_described_with_a_helpful_command() -> None:
     supervisor_status = SupervisorStatus(100, alive=None)
     hung = replace(STATUS, state=StateWord.HUNG, hang=HangStatus("late", "rank 1 is in main (train.py:65)", (1,), 1000.0))
     cases = {
@@ -202,7 +202,7 @@ def test_every_chart_and_table_has_words_and_every_id_is_there_once() -> None:
     assert not {state.value for state in TimeState if "_" in state.value} & set(visible.split()), "no names of the code"
 
 
-def test_nothing_comes_from_outside_but_what_a_served_page_needs() -> None:
+def test_a_page_loads_no_outside_resources_but_those_of_a_served_page() -> None:
     assert "http" not in text_of(report_of(incidents=0)).replace("http-equiv", "")
     served = job_page(
         JobPage(STATUS, report_of(), {}, "--job bert"), T0, Live("../../live.js", "../.././", T0), other_runs="gpu-7?runs=all"

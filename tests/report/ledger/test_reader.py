@@ -198,7 +198,7 @@ def test_a_hang_is_detection_from_the_last_progress_on(journal: Journal) -> None
 HANG = {"kind": "late", "text": "rank 1", "still_s": 33.0}
 
 
-def test_a_hang_that_lasts_is_no_training_while_the_job_goes_on(journal: Journal) -> None:
+def test_a_lasting_hang_is_no_training_while_the_job_continues(journal: Journal) -> None:
     trained(journal).event(100, "HangConfirmed", "running", hang=HANG)
     journal.train(160, 61, 61)
     assert journal.seconds(200) == {"start_and_load": 6.0, "productive": 61.0, "detection": 133.0}
@@ -332,7 +332,7 @@ def test_missing_records_are_unaccounted_only_where_something_changed(journal: J
     assert journal.seconds() == seconds, "a second copy of a record is passed over"
 
 
-def test_a_run_that_goes_on_ends_now(journal: Journal) -> None:
+def test_a_run_that_continues_ends_now(journal: Journal) -> None:
     assert trained(journal).seconds(now=80) == {"start_and_load": 6.0, "productive": 74.0}
     assert journal.ledger(now=80).goes_on
 
@@ -351,7 +351,7 @@ def test_new_steps_that_took_long_are_degraded(journal: Journal) -> None:
     assert all(span.steps for span in run.spans if span.state is TimeState.DEGRADED)
 
 
-def test_what_no_checkpoint_kept_is_known_once_the_run_is_given_up(journal: Journal) -> None:
+def test_steps_without_a_checkpoint_are_known_once_the_run_is_given_up(journal: Journal) -> None:
     trained(journal).event(66, "CheckpointVerified", "running", checkpoint={"path": "c", "step": 41, "level": "full"}, made_in=1)
     journal.fail(66.5)
     journal.add(70, RunEnded(65))

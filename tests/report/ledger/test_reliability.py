@@ -13,7 +13,7 @@ def test_the_best_interval_between_saves_of_5_minutes(mtbf_min: float, best_min:
     assert round(interval_min, 0 if best_min > 10 else 1) == best_min
 
 
-def test_where_a_save_takes_longer_than_twice_the_mtbf_it_is_the_mtbf() -> None:
+def test_a_save_longer_than_twice_the_mtbf_is_due_once_per_mtbf() -> None:
     assert save_interval_s(100.0, 50.0) == 50.0
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REPORTS = 60_480
 
 
-def test_a_start_without_metrics_imports_nothing_of_them() -> None:
+def test_a_start_without_metrics_imports_none_of_their_modules() -> None:
     code = (
         "import sys, supervisor.run.start, supervisor.run.main\n"
         "modules = {name.partition('.')[0] for name in sys.modules} & {'prometheus_client', 'wsgiref', 'opentelemetry', 'apprise'}\n"

@@ -56,7 +56,7 @@ def test_a_restart_counts_for_the_cause_that_was_decided_on() -> None:
     assert journal.counters.incidents == {"cuda_oom": {"restart": 2}, "user_code": {"stop": 1}}
 
 
-def test_what_a_run_did_goes_on_over_a_takeover_and_ends_with_a_new_run() -> None:
+def test_the_counters_of_a_run_continue_over_a_takeover_and_end_with_a_new_run() -> None:
     journal = Journal()
     journal.event("EvidenceCollected", OOM)
     journal.add(RunBegan("run", continues=True))
@@ -85,7 +85,7 @@ def test_checkpoints_mirrors_and_recoveries() -> None:
     assert (counters.recoveries, counters.recovery_s) == (1, 4.5)
 
 
-def test_what_is_no_name_of_a_cause_is_no_new_label_and_a_cause_of_the_users_own_is() -> None:
+def test_an_invalid_cause_is_no_new_label_but_a_users_own_is() -> None:
     journal = Journal()
     journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "A Meteor!"}, "plan": {"kind": "pray"}}))
     journal.event("EvidenceCollected", ("ReportDecision", {"verdict": {"cause": "A Meteor!"}, "plan": {"kind": "stop"}}))

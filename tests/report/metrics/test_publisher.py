@@ -65,7 +65,7 @@ def test_a_storm_of_scrapers_costs_one_page(publish: Callable[..., MetricsPublis
     assert len(pages) == 1
 
 
-def test_nothing_is_made_unless_somebody_asks(publish: Callable[..., MetricsPublisher]) -> None:
+def test_samples_are_collected_only_on_request(publish: Callable[..., MetricsPublisher]) -> None:
     pages: list[int] = []
 
     def collect() -> Samples:

@@ -79,7 +79,7 @@ def test_the_time_states_add_up_to_the_wall_clock() -> None:
     assert (value(series, "ettr_ratio"), value(series, "goodput_ratio")) == (0.6, 0.6)
 
 
-def test_what_is_not_known_has_no_sample() -> None:
+def test_an_unknown_value_has_no_sample() -> None:
     before = LiveFacts(NOW, "bert", "run-1", "gpu-7", "1", JobState())
     names = {name.removeprefix("supervise_") for name, _ in page(before, JobView())}
     assert {"stage", "restarts_total", "incidents_total", "metrics_timestamp_seconds"} <= names

@@ -85,7 +85,7 @@ def test_no_page_yet_is_503_and_a_page_that_fails_ends_one_connection(serve: Cal
 @pytest.mark.parametrize(
     "request_line", [b"POST /metrics HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"G" * 70_000 + b"\r\n\r\n"]
 )
-def test_what_is_no_scrape_is_refused(serve: Callable[..., tuple[MetricsServer, str]], request_line: bytes) -> None:
+def test_a_request_that_is_no_scrape_is_refused(serve: Callable[..., tuple[MetricsServer, str]], request_line: bytes) -> None:
     _, url = serve()
     with connect(url) as sock, contextlib.suppress(ConnectionError):
         sock.sendall(request_line)

@@ -63,7 +63,7 @@ def test_no_law_is_broken_in_any_of_many_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("dies", [kills_it, *(pytest.param(strike, marks=pytest.mark.slow) for strike in (kills_host, replaces_host))])
 @pytest.mark.parametrize("step", STEPS)
-def test_whoever_takes_a_step_or_serves_the_coordinator_may_die_in_it(
+def test_a_node_may_die_while_it_takes_a_step_or_serves_the_coordinator(
     step: str, dies: Callable[[World], Callable[[Machine], None]]
 ) -> None:
     struck = []

@@ -59,7 +59,7 @@ def directory(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "step_40"))
 
 
-def test_what_the_library_writes_is_whole(directory: Path) -> None:
+def test_a_checkpoint_written_by_torch_dcp_is_whole(directory: Path) -> None:
     verification = verify(str(directory))
     assert (verification.verdict, verification.level, verification.format, verification.reasons) == (
         Verdict.VERIFIED,
@@ -90,7 +90,7 @@ def test_the_step_is_read_out_of_a_shard(tmp_path: Path, step: object) -> None:
 @pytest.mark.parametrize(
     "held", [{"step": 2.5}, {"step": torch.tensor([1, 2])}, {"step": "4"}, {"step": True}, {"w": torch.ones(2)}], ids=str
 )
-def test_what_is_no_step_is_none(tmp_path: Path, held: dict[str, object]) -> None:
+def test_a_checkpoint_without_a_step_has_none(tmp_path: Path, held: dict[str, object]) -> None:
     save(tmp_path / "x", held)
     verification = verify(str(tmp_path / "x"))
     assert (verification.verdict, verification.step, verification.reasons) == (Verdict.VERIFIED, None, ())
@@ -223,7 +223,7 @@ def test_a_metadata_that_contradicts_itself(directory: Path, change: Callable[[d
     assert (verification.verdict, reason in verification.reason) == (Verdict.BAD, True), verification.reason
 
 
-def test_what_another_save_left_is_a_note(directory: Path) -> None:
+def test_leftovers_of_another_save_are_a_note(directory: Path) -> None:
     shutil.copy(directory / SHARD, directory / "__5_0.distcp")
     (directory / ".metadata.tmp").write_bytes(b"torn")
     verification = verify(str(directory))

@@ -146,7 +146,7 @@ def test_the_model_alone_may_be_saved(checkpoint: Path) -> None:
     assert verify(str(checkpoint)).verdict is Verdict.VERIFIED
 
 
-def test_several_ranks_and_the_second_nodes_share_of_them(tmp_path: Path) -> None:
+def test_the_second_nodes_share_of_the_rank_files_may_be_missing(tmp_path: Path) -> None:
     directory = trainer(tmp_path / "checkpoint-500", ranks=4)
     assert verify(str(directory)).verdict is Verdict.VERIFIED
     for rank in (0, 1):
@@ -154,7 +154,7 @@ def test_several_ranks_and_the_second_nodes_share_of_them(tmp_path: Path) -> Non
     assert verify(str(directory)).verdict is Verdict.VERIFIED
 
 
-def test_it_changes_while_it_is_read(checkpoint: Path) -> None:
+def test_a_directory_that_changes_during_the_read_is_being_written(checkpoint: Path) -> None:
     asked = 0
 
     def write_meanwhile() -> bool:
@@ -275,7 +275,7 @@ Trainer(model=model, args=arguments, train_dataset=Data()).train()
 
 @pytest.mark.slow
 @pytest.mark.process
-def test_what_transformers_writes_is_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_written_by_transformers_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", _TRAINING, str(tmp_path)], check=True, env=environment, capture_output=True)  # noqa: S603 -- our own job

@@ -113,7 +113,7 @@ def test_two_sets_that_lost_the_same_member_do_not_vouch_for_each_other(tmp_path
     assert [verify(str(set_path)).verdict for set_path in sets] == [Verdict.VERIFIED] * 2 + [Verdict.INCOMPLETE] * 2
 
 
-def test_what_few_sets_have_is_not_needed(tmp_path: Path) -> None:
+def test_a_file_that_few_sets_have_is_not_needed(tmp_path: Path) -> None:
     sets = saved(tmp_path, "step-{}", [10, 20, 30, 40])
     member(sets[2] / "best.pt", 30)
     (sets[2] / "samples.png").write_bytes(b"picture")
@@ -121,7 +121,7 @@ def test_what_few_sets_have_is_not_needed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["eval_results.json", "metrics.json", "evaluation/scores.json", "val_samples.npy", "validation.yaml"])
-def test_what_an_evaluation_writes_later_is_not_needed(tmp_path: Path, name: str) -> None:
+def test_a_file_that_an_evaluation_writes_later_is_not_needed(tmp_path: Path, name: str) -> None:
     sets = saved(tmp_path, "step-{}", [10, 20, 30])
     for evaluated in sets[:2]:
         (evaluated / name).parent.mkdir(exist_ok=True)
@@ -169,7 +169,7 @@ def test_the_best_and_the_last_save_are_two_checkpoints(tmp_path: Path, director
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "best.pt", "last-v1.ckpt"])
-def test_one_of_them_alone_is_a_file_wherever_its_path_is_taken_from(tmp_path: Path, name: str) -> None:
+def test_a_single_member_is_a_file_wherever_its_path_comes_from(tmp_path: Path, name: str) -> None:
     member(tmp_path / "checkpoints/3" / name, 1)
     assert candidates(tmp_path, "checkpoints/*") == [f"checkpoints/3/{name}"]
     saved_path = str(tmp_path / "checkpoints/3" / name)
@@ -195,7 +195,7 @@ def test_the_directories_of_two_runs_are_not_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "layout", ["ckpts/step-{}.pt", "ckpts/{}.pt", "saved/epoch_{}.ckpt", "ckpts/step-{}/model.pt", "a/b/step-{}/model.pt"]
 )
-def test_a_run_that_has_its_last_state_above_its_saves_hides_none_of_them(tmp_path: Path, layout: str) -> None:
+def test_a_last_state_above_the_saves_of_a_run_hides_no_save(tmp_path: Path, layout: str) -> None:
     saves = [f"exp/{layout.format(step)}" for step in (20, 40)]
     for name in ("exp/model.pt", "exp/optim.pt", *saves):
         member(tmp_path / name, 1)
@@ -257,7 +257,7 @@ def test_a_nested_directory_is_examined_by_its_own_format(tmp_path: Path) -> Non
     assert verify(str(tmp_path / "step-40")).verdict is Verdict.INCOMPLETE
 
 
-def test_what_is_no_save_is_no_set(tmp_path: Path) -> None:
+def test_a_directory_without_a_save_is_no_set(tmp_path: Path) -> None:
     for name in ("step-20/notes.txt", "data/epoch_1/images/1.png", "step-30/.hidden.pt", "step-40/x.pt.tmp"):
         path = tmp_path / name
         path.parent.mkdir(parents=True)

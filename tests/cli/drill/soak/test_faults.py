@@ -55,7 +55,7 @@ def test_a_late_batch_is_over_when_each_rank_is_two_steps_on() -> None:
     assert strike.is_over([beat(0, 32), beat(1, 32)])
 
 
-def test_what_the_ranks_were_not_seen_to_do_cannot_be_disturbed(tmp_path: Path) -> None:
+def test_only_observed_behaviour_of_the_ranks_can_be_disturbed(tmp_path: Path) -> None:
     faults = Faults(DrilledJob(Settings(), ["true"], tmp_path, tmp_path, lambda: None, ProgressBar(wanted=False)), None)
     everything = set(SoakFault) - {SoakFault.AGENT}  # what started this process is none of a job's
     anywhere = {SoakFault.RANK, SoakFault.SUPERVISOR}

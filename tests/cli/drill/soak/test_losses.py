@@ -52,7 +52,7 @@ def test_losses_beyond_the_spread_or_not_finite_are_different(change: float) -> 
         ({KEY: [[(None, 0.1)]]}, "not both runs have printed two losses"),
     ],
 )
-def test_where_losses_cannot_be_compared_it_says_why(soaked: Any, why: str) -> None:  # noqa: ANN401  of three shapes
+def test_losses_that_cannot_be_compared_name_the_reason(soaked: Any, why: str) -> None:  # noqa: ANN401  of three shapes
     comparison = compare(soaked, {KEY: [list(QUIET.items())]})
     assert comparison.result is LossResult.UNKNOWN
     assert comparison.text == f"cannot be compared, because {why}"

@@ -36,7 +36,7 @@ def lines_of(report: SoakReport, address: str = "") -> list[str]:
     return [line.rstrip(" -") for line in "\n".join(texts).splitlines()]
 
 
-def test_a_row_says_what_it_was_what_it_cost_and_what_supervise_said() -> None:
+def test_a_row_shows_the_fault_its_cost_and_the_verdict() -> None:
     lines = lines_of(soak(back(), back(SoakFault.LOADER, None)))
     assert lines == [
         "-- drill soak: 2 faults; the job came back from each",
@@ -85,7 +85,7 @@ def test_a_soak_without_a_fault_shows_nothing() -> None:
     assert lines_of(report)[0] == "-- drill soak: no fault was put into the job; nothing is shown"
 
 
-def test_what_was_left_out_stands_there_with_its_reason_and_what_came_unasked_too() -> None:
+def test_omitted_faults_and_unasked_failures_are_listed_with_reasons() -> None:
     report = soak(back())
     report.left_out = {SoakFault.TORN: "no save", SoakFault.LOADER: "no loader", SoakFault.DISK: "no save"}
     report.besides = [decided(500.0, "hang_no_error", 0.8, "rank 0 waits")]

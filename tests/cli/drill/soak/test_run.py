@@ -54,7 +54,7 @@ class Faults:
         return kinds & {SoakFault.STOP, SoakFault.TORN} if self.asked > 2 else set()
 
 
-def test_what_became_possible_when_no_time_was_left_for_it_is_not_said_to_have_been_impossible() -> None:
+def test_a_fault_possible_too_late_is_reported_as_not_drawn() -> None:
     soak = _Soak(
         Settings(), ["true"], SoakOrder(hours=2e-4, rate=1e6, seed=1, place=ScratchPlace("", ())), "job", ProgressBar(wanted=False)
     )

@@ -114,7 +114,7 @@ def read_header(source: FileReader) -> SafetensorsHeader:
 
 def _parse(raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
-        _damaged("its header is no JSON object")
+        _damaged("its header is not a JSON object")
     try:
         document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:

@@ -132,7 +132,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "junk_after": (lambda raw: raw + b"junk", "4 bytes after the last tensor"),
     "junk_before": (lambda raw: b"junk" + raw, "its header would have"),
     "no_json": (lambda raw: with_header(raw, b"{'a': 1}"), "its header is no JSON"),
-    "no_object": (lambda raw: with_header(raw, b"[]"), "its header is no JSON object"),
+    "no_object": (lambda raw: with_header(raw, b"[]"), "its header is not a JSON object"),
     "deep": (lambda raw: with_header(raw, b'{"a":' + b"[" * 200_000), "its header is no JSON"),
     "twice": (lambda raw: with_header(raw, b'{"a":{},"a":{}}'), "a name is there twice"),
     "row": (lambda raw: with_header(raw, b'{"a":{"dtype":"F32"}}'), "row of a makes no sense"),
@@ -220,9 +220,9 @@ BETWEEN: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
     "shard_missing": (lambda d: (d / SECOND).unlink(), Verdict.INCOMPLETE, f"{SECOND} is missing"),
     "index_missing": (lambda d: (d / INDEX).unlink(), Verdict.INCOMPLETE, f"{INDEX} is missing"),
     "index_and_shard": (lambda d: [(d / name).unlink() for name in (INDEX, FIRST)], Verdict.INCOMPLETE, f"{INDEX} is missing, and {FIRST}"),
-    "index_torn": (lambda d: os.truncate(d / INDEX, 50), Verdict.BAD, "it is no index of weights"),
+    "index_torn": (lambda d: os.truncate(d / INDEX, 50), Verdict.BAD, "it is not an index of weights"),
     "index_empty": (lambda d: os.truncate(d / INDEX, 0), Verdict.BAD, "torn: it is empty"),
-    "index_is_a_list": (lambda d: (d / INDEX).write_text("[]"), Verdict.BAD, "it is no index of weights"),
+    "index_is_a_list": (lambda d: (d / INDEX).write_text("[]"), Verdict.BAD, "it is not an index of weights"),
     "shard_torn": (lambda d: os.truncate(d / FIRST, 1000), Verdict.BAD, f"{FIRST}: torn: 1000 of"),
     "shard_empty": (lambda d: os.truncate(d / FIRST, 0), Verdict.BAD, f"{FIRST}: torn: the file is empty"),
     "shards_swapped": (lambda d: (d / FIRST).write_bytes((d / SECOND).read_bytes()), Verdict.BAD, f"{FIRST}: it lacks a, b"),
@@ -233,7 +233,7 @@ BETWEEN: dict[str, tuple[Callable[[Path], object], Verdict, str]] = {
         Verdict.UNVERIFIABLE,
         "out of the directory",
     ),
-    "outside_name": (lambda d: (d / INDEX).write_text('{"weight_map":{"a":"../x.safetensors"}}'), Verdict.BAD, "it is no index of weights"),
+    "outside_name": (lambda d: (d / INDEX).write_text('{"weight_map":{"a":"../x.safetensors"}}'), Verdict.BAD, "not an index of weights"),
 }
 
 

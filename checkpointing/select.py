@@ -56,7 +56,7 @@ class Selection:
     unknown: Why = ()
     #: Those that the caller avoids.
     rejected: Why = ()
-    #: The newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None), unread.
+    #: The newest MOST_OLDER after the chosen one, oldest first, as (path, step or None), unread.
     older: tuple[tuple[str, int | None], ...] = ()
     #: Matches that are no checkpoint.
     foreign: Why = ()

@@ -188,7 +188,7 @@ def _is_usual(hole: _Hole, read: Callable[[int, int], bytes], rows: Collection[i
 
 
 def _parts(hole: _Hole, read: Callable[[int, int], bytes], row: int, left: int, right: int) -> tuple[bytes, int, bytes]:
-    """Return some columns of a row: those before the hole, how many bytes of them lie in it, and those behind it."""
+    """Return some columns of a row: those before the hole, how many bytes of them lie in it, and those after it."""
     at = hole.span.begin + row * hole.span.row + left
     content = read(at, right - left)
     cut = min(max(0, hole.start - at), len(content))

@@ -271,7 +271,7 @@ class FileReader:
     def _was_resident(self, block: int) -> bool:
         """Return whether a block was in the page cache before this reader came near it.
 
-        The blocks behind it are asked for as well, before the kernel reads ahead into them.
+        The blocks after it are asked for as well, before the kernel reads ahead into them.
         """
         for number in range(block, block + _BLOCKS_AHEAD):
             if number not in self._resident:

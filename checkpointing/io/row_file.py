@@ -310,7 +310,7 @@ class RowFile:
             return True
 
     def _append(self) -> None:
-        """Append the unwritten rows, behind the last whole line: readers may have all lines before it, and none has a torn one.
+        """Append the unwritten rows, after the last whole line: readers may have all lines before it, and none has a torn one.
 
         After a sync that failed the pages of the lines may count as written: only another file is sure to have them.
         """

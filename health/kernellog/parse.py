@@ -63,7 +63,7 @@ _RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\
 _OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
 #: Messages whose beginning looks like a host and a program.
 _DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
-#: Marks of the kernel's behind a time or a prefix of unknown form: its tag, the time of dmesg, or a date in brackets.
+#: Marks of the kernel's after a time or a prefix of unknown form: its tag, the time of dmesg, or a date in brackets.
 _UNREAD = re.compile(
     r"(?:(?:[^:]|(?<=\d):(?=\d\d)){1,120}? kernel: ?|[^\[]{1,80}?(?=\[ *\d{1,12}\.\d{6}\] )|\[[^\[\]]{0,40}\d\d:\d\d:\d\d[^\[\]]{0,20}\] ?)"
     r"(?:\[ *(?:\d{1,12}\.\d{6}|[TC]\d+)\] ?)*"

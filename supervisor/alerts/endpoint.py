@@ -265,7 +265,7 @@ def _fault(url: str, scheme: str, host: str | None, port: int | None) -> str | N
     if not host or port == 0:
         return "it names no host"
     if not url.isascii() or any(ord(char) <= ord(" ") for char in url):
-        return f"behind the host {host!a} is a blank or a character outside ascii"
+        return f"a blank or a character outside ascii comes after the host {host!a}"
     return None
 
 

@@ -175,7 +175,7 @@ def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, 
 
 
 def in_config(lookup: Lookup, program: Program, flag: Flag) -> tuple[str, Flag] | None:
-    """Return what the file that the command names (--config) gives: it is overridden by the flag, behind it on the command line."""
+    """Return what the file that the command names (--config) gives: it is overridden by the flag, after it on the command line."""
     for config in program.configs:
         place = FileKey(Flag((config,)), flag.names[0].lstrip("-"))
         named = config_files.file_text(lookup.argv, place, lookup.cwd)

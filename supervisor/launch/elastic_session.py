@@ -85,7 +85,7 @@ _NAMED = 3
 class ElasticSession:
     """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
 
-    `script_args`: the words behind the script in the user's command, the only part of it that an attempt may change. `early`: an
+    `script_args`: the words after the script in the user's command, the only part of it that an attempt may change. `early`: an
     agent that runs already.
     """
 

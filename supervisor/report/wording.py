@@ -343,7 +343,7 @@ def _given_text(report: ReportResume, given_step: int) -> str:
 
 
 def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fact:
-    """Return how the next attempt began. `at`, `after`: stand before and behind it."""
+    """Return how the next attempt began. `at`, `after`: stand before and after it."""
     is_resumed = resume.began is Beginning.RESUMED
     colon = ":" if resume.began is Beginning.UNCONFIRMED or resume.is_new else ""
     text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"

@@ -143,7 +143,7 @@ def start_again(situation: Situation) -> Plan | None:
 def _was_missed_at_the_last_step(situation: Situation) -> bool:
     """Whether the attempt began where the one before came to, and that failed in the same way after its steps.
 
-    A fingerprint ends with the phase, and that is another one behind the last step than before the first.
+    A fingerprint ends with the phase, and that is another one after the last step than before the first.
     """
     here = situation.verdict.fingerprint.rpartition(":")[0]
     alike = (f for f in situation.failures if f.fingerprint.rpartition(":")[0] == here)

@@ -41,7 +41,7 @@ def refusal(path: str, cwd: str, declared: Iterable[str], discovered: Iterable[s
 
 
 def _named(command: Iterable[str], cwd: str) -> Iterator[str]:
-    """Yield what may be directories among the words of a command, and behind the "=" in them."""
+    """Yield what may be directories among the words of a command, and after the "=" in them."""
     for word in command:
         for word_part in word.split("="):
             if word_part.startswith(("/", "../")):

@@ -287,7 +287,7 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     if exception is not None:
         return f"{_subject(fact, facts)} raised {_short(fact.text)}"
     whose = f"rank {fact.rank}: " if fact.rank is not None else ""
-    # a sentence about a checkpoint is supervise's own and ends with what to do, behind paths that may be long
+    # a sentence about a checkpoint is supervise's own and ends with what to do, after paths that may be long
     return f"{whose}{fact.text if fact.source == 'checkpoint' else _short(fact.text)}"
 
 

@@ -236,7 +236,7 @@ LAUNCHERS = (
     ),
 )
 _PATTERNS = tuple(row for row in LAUNCHERS if row.pattern is not None)
-#: Notices of shells; bash's with a line of its script, at the beginning or behind a progress bar, which does not end its own line; alone;
+#: Notices of shells; bash's with a line of its script, at the beginning or after a progress bar, which does not end its own line; alone;
 #: and that of a job: bash's "[1]+  Killed   python train.py", zsh's "[1]    7120 killed     python train.py" and "zsh: killed     python".
 _NOTICES = (
     expression(
@@ -324,7 +324,7 @@ def _is_end(code: re.Match[str], before: str, behind: str) -> bool:
     if verb["meets"] and (noun or _signal_in(code.groupdict()) in END_SIGNALS):
         return False  # a handler of TERM may continue
     head = before[: max(0, len(before) - _NEAR) + verb.start()]
-    head = head[head.rfind("|") + 1 :]  # behind the name of a logger
+    head = head[head.rfind("|") + 1 :]  # after the name of a logger
     return bool(_LAST_WHO.match(head) or _QUOTED.search(head) or _NOTHING.fullmatch(head) or _NEXT_WHO.match(behind))
 
 

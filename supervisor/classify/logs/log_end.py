@@ -134,12 +134,12 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     return [Evidence("log", "begun_again", after[0][:200].decode("utf-8", "replace"), line=last, free_text=True)]
 
 
-#: The last words of a shell about its child, behind whatever the child wrote last: that ended no line.
+#: The last words of a shell about its child, after whatever the child wrote last: that ended no line.
 _LAST_WORDS = expression(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}) ?\(core dumped\))\s*$")
 
 
 def last_words(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
-    """Return how the process ended, if a shell's notice is at the end of the log's last line, behind other output.
+    """Return how the process ended, if a shell's notice is at the end of the log's last line, after other output.
 
     Elsewhere such a text may be anything, a sample of the training data too.
     """

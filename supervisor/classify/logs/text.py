@@ -92,7 +92,7 @@ _OPTIONS_OF_A_COMMAND = 3
 
 
 #: The tail of a progress bar (tqdm): "[02:38<01:08,  2.74s/it, loss=2.3]". A bar ends no line, so the last words of a process, of its shell
-#: or of its scheduler stand behind it.
+#: or of its scheduler stand after it.
 _BAR_TAIL = expression(r"\[(?:\d{1,4}:){1,3}\d\d(?:<[\d:?, ]{1,24})?, {0,3}[^\]\n]{0,400}\]")
 _RATES = ("/s", "s/")
 
@@ -213,7 +213,7 @@ def is_error(text: str) -> bool:
 
 
 def behind_bars(text: str) -> str:
-    """Return the text behind the progress bars of a line, the line itself if nothing follows, or if it has none."""
+    """Return the text after the progress bars of a line, the line itself if nothing follows, or if it has none."""
     if "]" not in text or not any(rate in text for rate in _RATES):
         return text
     end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)

@@ -80,7 +80,7 @@ def command(  # noqa: PLR0913  one for each option
 ) -> int:
     """KIND is kill, hang, oom, nan, bitrot, preempt, resume or soak. CMD trains in a scratch directory, under a name of its own.
 
-    The options of a run stand before or behind `drill`.
+    The options of a run stand before or after `drill`.
 
     resume compares what a restarted job loads and its losses with the job before the kill.
 

@@ -71,5 +71,5 @@ def _write(file: Path, content: bytes) -> None:
         else:
             staging.write(os.path.realpath(file), content, is_durable=False)
     except OSError as error:
-        raise SuperviseError(f"writing the report: {file}: {error.strerror}", hint="Name another file behind --html.") from error
+        raise SuperviseError(f"writing the report: {file}: {error.strerror}", hint="Name another file after --html.") from error
     stdio.say(f"wrote {file} ({bytes_text(len(content))})")

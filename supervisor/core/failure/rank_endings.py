@@ -128,7 +128,7 @@ class RankEnding(Struct, frozen=True):
 
     @property
     def failed_in_teardown(self) -> bool:
-        """Whether it left with a code of its own behind its last step, and no exception but one of its teardown's says why."""
+        """Whether it left with a code of its own after its last step, and no exception but one of its teardown's says why."""
         made_all = self.script_over or (self.step is not None and self.total is not None and self.step >= self.total)
         return made_all and self.code not in {None, 0} and (not self.raised or self.in_teardown)
 

@@ -138,7 +138,7 @@ class HeartbeatWriter:
 
     @property
     def slot(self) -> memoryview:
-        """The fields, for the thread that samples: those of PARTS_NS and behind are its own."""
+        """The fields, for the thread that samples: those of PARTS_NS and after are its own."""
         return self._view
 
     @property

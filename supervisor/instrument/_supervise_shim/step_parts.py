@@ -138,7 +138,7 @@ class StepParts:
 def thread_state() -> str:
     """Return the state of the main thread by the kernel: "S" asleep, "D" on a disk; "" where it cannot be read.
 
-    Nothing behind it is read: `4194304 (fifteen letters) S ` is 28 bytes at most.
+    Nothing after it is read: `4194304 (fifteen letters) S ` is 28 bytes at most.
     """
     pid = os.getpid()
     try:

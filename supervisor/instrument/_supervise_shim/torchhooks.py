@@ -311,12 +311,12 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the target: the second argument, behind the saved object."""
+    """Return the target: the second argument, after the saved object."""
     return args[1] if len(args) > 1 else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
 
 
 def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the directory: an argument, or an attribute of the storage, which the older functions take behind the state."""
+    """Return the directory: an argument, or an attribute of the storage, which the older functions take after the state."""
     directory = kwargs.get("checkpoint_id")
     storage = kwargs.get("storage_writer") or kwargs.get("storage_reader") or (args[1] if len(args) > 1 else None)
     return directory if directory is not None else getattr(storage, "path", None)

@@ -33,7 +33,7 @@ MOST_RANKS = 8
 class ComparedRank(Struct, frozen=True):
     """One rank as two neighbouring looks show it: its state now, and its work between them.
 
-    lasts: it did the same in the first look. busy, slow: what showed it, behind its name, "" for nothing; polls: it only asks again and
+    lasts: it did the same in the first look. busy, slow: what showed it, after its name, "" for nothing; polls: it only asks again and
     again. working: what some thread of the rank, or of a process below it, still did. script_over, steps, step, world: of its heartbeat.
     has_ended: nothing is left for it to train. recorded, device: where it is in its process group by torch's recorder, and what its GPU
     does, for people. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.

@@ -254,7 +254,7 @@ def _cpu_s(fields: list[str]) -> float:
 
 
 def _stat(path: str) -> list[str] | None:
-    """Return the fields behind the name: state, parent, ...; None if it is gone."""
+    """Return the fields after the name: state, parent, ...; None if it is gone."""
     line = text(path)
     return line[line.rindex(")") + 2 :].split() if ")" in line else None
 

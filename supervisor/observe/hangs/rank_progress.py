@@ -83,7 +83,7 @@ def compare(first: Look, second: Look) -> RankProgress:
 
 
 def _moved(before: RankLook, after: RankLook) -> str:
-    """Return what showed that a rank moved, behind its name; "" if nothing did."""
+    """Return what showed that a rank moved, after its name; "" if nothing did."""
     old, new = before.process, after.process
     if (old.pid, old.start_ticks) != (new.pid, new.start_ticks):
         return "is another process"
@@ -167,7 +167,7 @@ def _at(thread: ThreadStack) -> str:
 
 
 def _activity(before: RankLook, after: RankLook) -> str:
-    """Return what a rank, or a process below it, did between two looks that takes CPU time, behind its name; "" for nothing."""
+    """Return what a rank, or a process below it, did between two looks that takes CPU time, after its name; "" for nothing."""
     thread = training_thread(after.process.stacks)
     if thread is not None and shown_activity(thread)[1] is Phase.INIT:
         return ""  # it asks torch's store again and again whether the others have come
@@ -214,7 +214,7 @@ def _polls(old: ProcessLook, new: ProcessLook) -> bool:
 
 
 def _trickle(before: RankLook, after: RankLook) -> str:
-    """Return which few bytes a rank moves, behind its name: those of its training thread, and of what that waits for. "": next to none."""
+    """Return which few bytes a rank moves, after its name: those of its training thread, and of what that waits for. "": next to none."""
     old, new = before.process, after.process
     past, now, seconds = old.after, new.before, _seconds(old, new)
     if past is None or now is None or not seconds:
@@ -238,7 +238,7 @@ def _trickle(before: RankLook, after: RankLook) -> str:
 
 
 def _work(before: RankLook, after: RankLook) -> str:
-    """Return what a rank or a process below it still does, behind its name, whichever thread does it; "" for nothing."""
+    """Return what a rank or a process below it still does, after its name, whichever thread does it; "" for nothing."""
     old = {look.pid: look for look in (before.process, *before.workers, *before.helpers)}
     for look in (after.process, *after.workers, *after.helpers):
         past = old.get(look.pid)

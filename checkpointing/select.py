@@ -58,7 +58,7 @@ class Selection:
     rejected: Why = ()
     #: The newest MOST_OLDER after the chosen one, oldest first, as (path, step or None), unread.
     older: tuple[tuple[str, int | None], ...] = ()
-    #: Matches that are no checkpoint.
+    #: Matches that are not checkpoints.
     foreign: Why = ()
     #: The chosen one lies elsewhere. Of our own copy `chosen.path` is the copy: it can be read there, or put back. Of a mirror's it is the
     #: home, where nothing may be yet: it must be restored first.

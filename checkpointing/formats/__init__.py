@@ -155,7 +155,7 @@ PART_FORMATS: Final = ("dcp", "deepspeed")
 def examine_part(tree: Tree) -> PartExamination | None:
     """Return what a directory holds of a checkpoint that lies on the disks of several nodes.
 
-    None if it is whole, if it is no part, or if its format is not in PART_FORMATS. Raises OSError and Interrupted.
+    None if it is whole, if it is not a part, or if its format is not in PART_FORMATS. Raises OSError and Interrupted.
     """
     claimant = tree_format_of(tree)
     if claimant is None or claimant[0] not in PART_FORMATS:

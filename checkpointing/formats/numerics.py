@@ -164,7 +164,7 @@ class NumericsScan:
         return wide.view({"d": "<f8", "f": "<f4", "e": "<f2"}[code])
 
     def _note(self, numbers: Any) -> None:  # noqa: ANN401 -- as above
-        """Keep the finite values as long as they may be a mask's. The first elements of a weight show that it is no mask."""
+        """Keep the finite values as long as they may be a mask's. The first elements of a weight show that it is not a mask."""
         finite = self._finite
         if finite is None or not len(numbers):
             return

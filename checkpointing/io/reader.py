@@ -42,7 +42,7 @@ class Short(Exception):  # noqa: N818 -- a fact about the file, not a program er
 
 
 class NotRegular(Exception):  # noqa: N818 -- a fact about the path, not a program error
-    """The path is no regular file. `what` names its real kind."""
+    """The path is not a regular file. `what` names its real kind."""
 
     def __init__(self, subject: str) -> None:
         """Keep its kind."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LONGEST_LINE = 12288
-#: Of a row of JSON: a message of LONGEST_LINE bytes that are no text is a list of numbers.
+#: Of a row of JSON: a message of LONGEST_LINE bytes that are not text is a list of numbers.
 LONGEST_ROW = 1 << 20
 #: A document of JSON, of several lines, is held as a whole: this much of it, in characters.
 LONGEST_DOCUMENT = 1 << 26
@@ -337,7 +337,7 @@ def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:
 
 def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
     message = row.get("MESSAGE")
-    if isinstance(message, list):  # bytes that are no text
+    if isinstance(message, list):  # bytes that are not text
         message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
     if not isinstance(message, str):
         return None

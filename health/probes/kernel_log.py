@@ -116,7 +116,7 @@ class KernelLogSession:
 
 
 def _is_own(text: str) -> bool:
-    """Return whether the line names this process or its parent as `(pid N)`: a driver's message about our own reading is no finding."""
+    """Return whether the line names this process or its parent as `(pid N)`: a driver's message about our own reading is not a finding."""
     return f"(pid {os.getpid()})" in text or f"(pid {os.getppid()})" in text
 
 

@@ -56,7 +56,7 @@ def _plain(message: str) -> str:
 
 
 def _nearest_option(option: str, command: click.Command | None) -> str:
-    """Return the option that was probably meant, "" if none is near; the dashes that all have in common are no likeness."""
+    """Return the option that was probably meant, "" if none is near; the dashes that all have in common are not likeness."""
     params = command.params if command is not None else []
     names = {name.lstrip("-"): name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")}
     return names.get(nearest(option.lstrip("-"), names), "")

@@ -1,6 +1,6 @@
 """Finds how many ranks hold one copy of the model together: by --model-parallel, else by the flags of a recognised program.
 
-The flags of programs.toml are factors: tensor, pipeline and context (or sequence) parallelism multiply. Expert parallelism is no factor:
+The flags of programs.toml are factors: tensor, pipeline and context (or sequence) parallelism multiply. Expert parallelism is not a factor:
 it borrows the ranks of the others. FSDP and HSDP are data parallelism. A fact of the script's text alone counts at once, unlike a knob:
 nothing is set by it.
 """
@@ -57,7 +57,7 @@ def _shown(program: Program, lookup: Lookup) -> Replica | None:
         return None
     wrong = next((f"{how} {value}" for how, value in given.items() if not torchrun.figure(value)), "")
     if wrong:
-        return Replica(unread=f"{wrong} is no number")
+        return Replica(unread=f"{wrong} is not a number")
     values = {how: int(value) for how, value in given.items()}
     factors = {how: value for how, value in values.items() if value > 1} or values
     return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in factors.items()))  # noqa: RUF001 (the sign)

@@ -186,7 +186,7 @@ def in_config(lookup: Lookup, program: Program, flag: Flag) -> tuple[str, Flag] 
 
 
 def _value(named: tuple[str, str], key: str) -> str | None:
-    """Return the value at the key, None if the key runs through something that is no map."""
+    """Return the value at the key, None if the key runs through something that is not a map."""
     parts = key.split(".")
     for depth in range(1, len(parts)):
         try:

@@ -110,7 +110,7 @@ class ElasticSession:
         self._exited: CommandExited | None = None  # by the guardian, while the link may still hold earlier messages
         self._at_end = False  # of the link
         self._is_ready = False
-        self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
+        self._fits = False  # an agent has spoken, so that one that does not is not a matter of the installation
         self._finished = False
         self._waiting: Callable[[], Go | None] | None = None  # makes the command that starts the attempt
         self._nodes_met = False  # for the current attempt
@@ -297,7 +297,7 @@ class ElasticSession:
         self._go()
 
     def _on_attempt(self, message: AttemptMessage) -> Event | None:
-        """Return the core's event for a message about the current attempt; None where it is no event of its own."""
+        """Return the core's event for a message about the current attempt; None where it is not an event of its own."""
         now, attempt = self._context.loop.clock.now(), self._ending.attempt
         match message:
             case RanksStarted():

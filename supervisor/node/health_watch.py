@@ -266,7 +266,7 @@ class HealthWatch:
             self._last = now if in_full else _over(self._last, now)
 
     def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
-        """Return the results that differ from those reported last. UNKNOWN is no change: the last state may still hold."""
+        """Return the results that differ from those reported last. UNKNOWN is not a change: the last state may still hold."""
         now: dict[tuple[str, str, str], Finding] = {}
         for check_result in results:  # worst first, and the worst of a check's several words on one thing counts
             if check_result.result in _SEVERITY:

@@ -42,9 +42,9 @@ WRONG = {
     "batch_size=": "nothing says where",
     "batch_size:0=--bs": "neither of gpu, global, a whole number from 1",
     "num_workers:many=--w": "'many' is not a whole number from 0",
-    "batch_size=bs": "is no place",
-    "batch_size=bs:3": "no file of a known form",
-    "batch_size=a.ini:b": "no file of a known form",
+    "batch_size=bs": "is not a place",
+    "batch_size=bs:3": "file of a known form",
+    "batch_size=a.ini:b": "file of a known form",
     "batch_size=a.yaml:": "no dotted key",
     "batch_size=env:3": "no name of a variable",
     "batch_size=env:SUPERVISE_JOB_RESUME_FROM": "cannot carry a batch_size to the script; the script may read $SUPERVISE_JOB_BATCH_SIZE",
@@ -56,7 +56,7 @@ WRONG = {
     "batch_size=--set bs=1": "no flag with a value that holds {batch_size}",
     "num_workers=deepspeed:ds.json": "DeepSpeed's file holds batch_size and grad_accum",
     "resume=--resume": "--resume-args",
-    "batch_size=--!": "is no flag",
+    "batch_size=--!": "is not a flag",
 }
 
 

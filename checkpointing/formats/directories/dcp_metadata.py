@@ -38,7 +38,7 @@ class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not a progra
 class Item:
     """One item of a shard. `offset` and `length` are bytes of the file; `plain`: stored as torch.save writes it, not transformed.
 
-    `need_bytes` is what its numbers take, 0 where it is no tensor or of a type that is not known here.
+    `need_bytes` is what its numbers take, 0 where it is not a tensor or of a type that is not known here.
     """
 
     name: str

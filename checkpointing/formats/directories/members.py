@@ -31,7 +31,7 @@ def json_of(tree: Tree, name: str) -> tuple[Any, Examination | None]:
     try:
         return json.loads(tree.read_small(name, MOST_JSON_BYTES)), None
     except (ValueError, RecursionError, Short) as error:
-        return None, Examination(Verdict.BAD, f"{name}: torn or damaged: it is no JSON: {str(error)[:80]}")
+        return None, Examination(Verdict.BAD, f"{name}: torn or damaged: it is not JSON: {str(error)[:80]}")
 
 
 def damaged_if_foreign(examination: Examination) -> Examination:

@@ -101,7 +101,7 @@ _NODE_OF = expression(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,
 
 
 class LauncherRow(Struct, frozen=True):
-    """A printed end: its program, its subject, and its words. pattern: for words that are no sentence of the grammar."""
+    """A printed end: its program, its subject, and its words. pattern: for words that are not sentences of the grammar."""
 
     name: str
     whose: str
@@ -136,7 +136,7 @@ LAUNCHERS = (
     LauncherRow("composer", "a rank, by its number", "ERROR:composer.cli.launcher:Rank 3 crashed with exit code -11."),
     LauncherRow("torch.multiprocessing.spawn", "a child, by its index", "process 1 terminated with signal SIGSEGV"),
     LauncherRow("Lightning", "a rank", "[rank: 1] Child process with PID 4063 terminated with code -11."),
-    LauncherRow("Ray", "an actor's worker; its list of root causes is no evidence", "Worker exits with an exit code 139."),
+    LauncherRow("Ray", "an actor's worker; its list of root causes is not evidence", "Worker exits with an exit code 139."),
     LauncherRow("Ray", "an actor; the reason is elsewhere", "The actor is dead because its worker process has died."),
     LauncherRow("JAX", "a task of another host; the reason is in that host's log", "The remote task has failed, was preempted or crashed."),
     LauncherRow("Open MPI, PRRTE", "a rank", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed)."),

@@ -83,7 +83,7 @@ def is_harmless(line: str) -> bool:
 
 
 def unwrapped(line: str) -> list[str]:
-    """Return the things that a line says, each as if it stood on a line of its own; nothing of an object that is no record of a log."""
+    """Return the things that a line says, each as if it stood on a line of its own; nothing of an object that is not a record of a log."""
     in_object = _VALUE.findall(line) if _RECORD.search(line) else []
     if not in_object and line.lstrip().startswith(("{", '"')):
         return []

@@ -221,7 +221,7 @@ def behind_bars(text: str) -> str:
 
 
 def kernel_message(text: str) -> tuple[str | None, str]:
-    """Return the kernel's message, None if this is no line of the kernel's log, and the host, "" if the line names none."""
+    """Return the kernel's message, None if this is not a line of the kernel's log, and the host, "" if the line names none."""
     if match := _KMSG.fullmatch(text):
         return (match["text"], "") if int(match["prefix"]) >> 3 == 0 else (None, "")
     if match := _DMESG.fullmatch(text):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Larger ones leave the processor's caches, and the allocator's arena: then each costs page faults.
 BLOCK_BYTES = 256 << 10
-#: The first bytes of files that are no log as they are: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
+#: The first bytes of files that are not logs as they are: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04", b"\x7fELF")
 #: How long a pipe may be silent before a line on stderr says so.
 SILENT_S = 2.0
@@ -63,7 +63,7 @@ class Texture:
 
     @property
     def problem(self) -> str:
-        """Why it is no text; "" where it is."""
+        """Why it is not text; "" where it is."""
         if self.judged and self.nul == self.judged:
             return "it holds nothing but NULs"
         return "it is not text" if self.control > _MOST_CONTROL * (self.judged - self.nul) else ""
@@ -99,7 +99,7 @@ def _await(fd: int, name: str) -> None:
         if not waiting.poll(SILENT_S * 1000):
             stdio.say(f"waiting for lines of {name}")
             waiting.poll()
-    except PermissionError:  # poll knows nothing of it: it is no pipe
+    except PermissionError:  # poll knows nothing of it: it is not a pipe
         return
 
 

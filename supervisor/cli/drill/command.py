@@ -23,7 +23,7 @@ class _Positive(click.FloatRange):
         """Return the number, or have click refuse it."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value} is no number of hours, seconds or faults.", param, ctx)
+            self.fail(f"{value} is not a number of hours, seconds or faults.", param, ctx)
         return number
 
 

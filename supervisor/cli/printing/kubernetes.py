@@ -71,7 +71,7 @@ spec:
   backoffLimit: {backoff}
   podFailurePolicy:
     rules:
-      # a node that was drained, preempted or lost is no failure of the job
+      # a node that was drained, preempted or lost is not a failure of the job
       - action: Ignore
         onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
       # 75: stopped, to continue later

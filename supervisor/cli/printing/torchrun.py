@@ -32,7 +32,7 @@ def print_command(invocation: Invocation) -> int:
 
 
 def script(facts: NodeFacts, options: Sequence[str], command: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the script. options: of supervise. Raises SuperviseError (64) for a command that is no Python program."""
+    """Yield the lines of the script. options: of supervise. Raises SuperviseError (64) for a command that is not a Python program."""
     launch = _launch(command)
     supervise = shlex.join(["supervise", *options, "--"])
     head, rest = shlex.join(launch.head), shlex.join(launch.args)

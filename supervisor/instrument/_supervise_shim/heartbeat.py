@@ -331,7 +331,7 @@ class HeartbeatWriter:
             self.has_imported()
 
     def on_collective(self) -> None:
-        """Note that a collective begins: a sign of life, and no step. Those of other threads (a save in the background) are no sign."""
+        """Note that a collective begins: a sign of life, and no step. Those of other threads (a save in the background) are not signs."""
         try:
             if get_ident() == self.main_thread:
                 self._view[18] = now = monotonic_ns()  # LIFE_NS; a figure, as in on_step
@@ -368,7 +368,7 @@ class HeartbeatWriter:
     def _goes_round(self, since_ns: int) -> None:
         """Note that the process goes round in a loop in which no step is seen: all that its first round needed is imported.
 
-        It is no step, and the phase stays the same, but "before the first step" is not proven any more.
+        It is not a step, and the phase stays the same, but "before the first step" is not proven any more.
         """
         self.flag(layout.FLAG_ROUNDS)
         if not self.optimizer_made:  # else its first step is still to come: gradients may be accumulated for long

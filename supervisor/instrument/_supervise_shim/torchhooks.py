@@ -375,7 +375,7 @@ class ImportWatcher:
 def _afterwards(phase: int, before: int | None) -> int | None:
     """Give the phase after a function that ended well: the script continues setting up, and that is not importing any more.
 
-    So the phase of a load ends with it: a failure before the first step, but after the load, is no proof against the loaded file.
+    So the phase of a load ends with it: a failure before the first step, but after the load, is not proof against the loaded file.
     """
     return layout.INIT if phase in {layout.INIT, layout.LOAD} and before == layout.IMPORT else before
 

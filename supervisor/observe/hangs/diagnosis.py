@@ -242,7 +242,7 @@ def _missed(
 ) -> tuple[RankActivity, ...]:
     """Return the ranks that are gone and that a peer waits for, or all if none lives. `over`: the ranks that have no more to train.
 
-    A rank may also have ended in order, while another one still uploads the result: that is no hang. But one that polls, for nothing that a
+    A rank may also have ended in order, while another still uploads the result: that is not a hang. But one that polls, for nothing that a
     living process holds and while no byte of it moves, polls for what no rank will make any more. If it gave up its group before, or if the
     ranks that are gone came to their end and nothing shows the subject that it polls, it may be a service on another machine that it asks.
     """

@@ -1,8 +1,8 @@
 """Compares two neighbouring looks at the ranks: the ranks that moved, and the work of each in one and the same place. Pure.
 
 Signs of a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
-bytes that it reads and writes, or that a process does that it waits for. CPU time at one and the same place is no movement, because a loop
-without an end has it too: the rank is *busy*, and may continue. Wake-ups are no work: a loop that sleeps and asks again *polls*, and waits.
+bytes that it reads and writes, or that a process does that it waits for. CPU time at the same place is not a movement, because a loop
+without an end has it too: the rank is *busy*, and may continue. Wake-ups are not work: a loop that sleeps and asks again *polls* and waits.
 Few bytes are *slow*: it continues, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
 thread: torch's other threads wake up now and then in a rank that hangs.
 """

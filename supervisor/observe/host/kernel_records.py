@@ -1,6 +1,6 @@
 """Turns one record of the kernel's log into evidence, and bounds how many facts of each kind are kept.
 
-The rank is named where the record names a process of this job; a record that names only others is no claim. Of each kind the first and the
+The rank is named where the record names a process of this job; a record of other processes is not a claim. Of each kind the first and the
 last facts are kept, so that a storm of one kind takes no room from another.
 """
 

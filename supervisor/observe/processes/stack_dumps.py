@@ -37,7 +37,7 @@ class _NoStacks(Exception):  # noqa: N818 - an answer, not an error
 def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 2.0, forked_by: int = 0) -> str:
     """Give the stacks of all threads of a process, as faulthandler writes them, or one line "no stacks: ..." with the reason.
 
-    forked_by: the pid of the rank above a process that is no rank.
+    forked_by: the pid of the rank above a process that is not a rank.
     """
     return _answer(STACKS_SIGNAL, pid, start_ticks, directory, forked_by, deadline_s)
 

@@ -216,7 +216,7 @@ def _curve(  # noqa: PLR0913  all that differs
 ) -> Chart | None:
     """Return a curve over time, with a gap between two attempts, and where a value was not finite."""
     bad = [] if from_zero else [sample for sample in _samples(report) if not sample.is_finite]
-    if len(rows) < 2 or axis.whole_s <= 0:  # noqa: PLR2004  one point is no curve
+    if len(rows) < 2 or axis.whole_s <= 0:  # noqa: PLR2004  one point is not a curve
         return None
     bad_t = sorted(sample.t for sample in bad)
     values = sorted(value for _, value in rows)

@@ -113,4 +113,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-        """Log nothing: a scrape is no event."""
+        """Log nothing: a scrape is not an event."""

@@ -78,7 +78,7 @@ def _factors(program: Program, lookup: Lookup) -> Iterator[tuple[str, str]]:
 
 
 def _factor(program: Program, lookup: Lookup, names: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return one factor by the command, else by a file that it names, else by a keyword in the script's text."""
+    """Return one factor from the command, else from a file that it names, else from a keyword in the script's text."""
     flag = Flag(tuple(name for name in names if name.startswith("-")))
     if flag.names and (value := bindings.read(lookup.argv, flag)) is not None:
         return flag.names[0], value

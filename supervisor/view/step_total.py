@@ -48,7 +48,7 @@ def step_total(
         totals.append(total)
     asked = option(command, STEP_OPTIONS)
     if asked is not None and step is not None and not is_relative:
-        totals.append(StepTotal(asked[1], f"by {asked[0]}"))
+        totals.append(StepTotal(asked[1], f"from {asked[0]}"))
     fitting = [total for total in totals if step is None or total.steps >= step]
     return max(fitting, key=lambda total: total.steps, default=None)
 
@@ -81,10 +81,10 @@ def _of_count(count: StepCount, step: int | None, asked: tuple[str, int] | None)
     done, of = count.done, count.total
     epochs = count.epochs or (asked[1] if asked is not None else None)
     if step is None:
-        return None if epochs is not None and epochs > 1 else StepTotal(of, f"by its log ({count.text})")
+        return None if epochs is not None and epochs > 1 else StepTotal(of, f"from its log ({count.text})")
     is_whole = _is_at(step, done, of)
     if epochs is None or epochs == 1:
-        return StepTotal(of, f"by its log ({count.text})") if is_whole else None
+        return StepTotal(of, f"from its log ({count.text})") if is_whole else None
     if count.epoch is not None:
         before = [number for number in (count.epoch - 1, count.epoch) if number >= 0]  # epochs count from 1, or from 0
     else:
@@ -92,7 +92,7 @@ def _of_count(count: StepCount, step: int | None, asked: tuple[str, int] | None)
     is_of_epoch = any(_is_at(step, number * of + done, of) for number in before)
     if is_whole == is_of_epoch:  # both fit in the first epoch, or neither fits: what the log counts is not known
         return None
-    return StepTotal(of, f"by its log ({count.text})") if is_whole else StepTotal(epochs * of, f"{epochs} epochs of {of} steps")
+    return StepTotal(of, f"from its log ({count.text})") if is_whole else StepTotal(epochs * of, f"{epochs} epochs of {of} steps")
 
 
 def _is_at(step: int, counted: int, of: int) -> bool:

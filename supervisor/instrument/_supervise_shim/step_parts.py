@@ -136,7 +136,7 @@ class StepParts:
 
 
 def thread_state() -> str:
-    """Return the state of the main thread by the kernel: "S" asleep, "D" on a disk; "" where it cannot be read.
+    """Return the state of the main thread, as the kernel shows it: "S" asleep, "D" on a disk; "" where it cannot be read.
 
     Nothing after it is read: `4194304 (fifteen letters) S ` is 28 bytes at most.
     """

@@ -69,7 +69,7 @@ class BoundedFacts:
 
 
 def evidence(record: KernelRecord, signatures: Signatures, processes: JobProcesses) -> Sequence[Evidence]:
-    """Return the claims of a record by the kernel's rows, or that it names other processes."""
+    """Return the claims of a record that the kernel's rows show, or that it names other processes."""
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
         return ()

@@ -189,7 +189,7 @@ def _median(rows: list[Cost]) -> dict[str, float]:
 
 
 def _python(name: str) -> str:
-    """Give the interpreter of a client's own environment; made at first use."""
+    """Return the interpreter of a client's own environment; made at first use."""
     home = servers.CACHE / f"bench-{name}"
     if not (home / ".ready").exists():
         shutil.rmtree(home, ignore_errors=True)

@@ -37,7 +37,7 @@ _NOT_ZERO: Final = re.compile(rb"[^\0]")
 _STRIDE: Final = 1 << 16
 _WINDOW: Final = 1 << 16  # bytes of a row that are looked at beside a border
 _ROWS: Final = 3  # rows that are looked at on each side of a stretch
-    #: Zeros beside a row of zeros are not a surprise if so many come by chance more often than this; few begin or end at a page's border.
+#: Zeros beside a row of zeros are not a surprise if so many come by chance more often than this; few begin or end at a page's border.
 _CHANCE: Final = 1e-4
 _CHANCE_AT_PAGE: Final = 0.1
 
@@ -87,7 +87,7 @@ class ZeroPageScan:
         return next((hole.text for hole in holes if not _is_explained(hole, self._read)), "")
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Look at the bytes that follow those seen before."""
+        """Examine the bytes that follow those seen before."""
         data = bytes(piece)
         at = 0
         while at < len(data):

@@ -168,7 +168,7 @@ def _find_end(source: FileReader) -> _End:
 def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
     _, disk, directory_disk, count_here, count, size, offset, _ = fields
     if disk not in (0, _FULL16) or directory_disk not in (0, _FULL16):
-        unsupported("a zip of several parts")
+        unsupported("a split zip")
     if count_here != count:
         damaged("the end record contradicts itself about the number of records")
     # if the directory ends exactly at the end record, there is no zip64 end record
@@ -185,14 +185,14 @@ def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> 
     if magic != _LOCATOR_MAGIC:
         damaged(f"the zip directory is not where the end record says ({at - small[1] - small[2]} bytes off)")
     if end_disk or disks != 1:
-        unsupported("a zip of several parts")
+        unsupported("a split zip")
     if end64_at + _END64.size > locator_at:
         damaged("the zip64 end record is not where its locator says")
     magic, length, _, _, disk, directory_disk, count_here, count, size, offset = _END64.unpack(source.read(end64_at, _END64.size))
     if magic != b"PK\x06\x06" or end64_at + 12 + length != locator_at:
         damaged("the zip64 end record is not where its locator says")
     if disk or directory_disk or count_here != count:
-        unsupported("a zip of several parts")
+        unsupported("a split zip")
     for name, narrow, wide, full in zip(
         ("count", "size", "offset"), small, (count, size, offset), (_FULL16, _FULL32, _FULL32), strict=True
     ):

@@ -126,7 +126,7 @@ def has_shards(state: Any) -> bool:  # noqa: ANN401 -- as in save
 
 
 def prune(directory: str, keep: int, step: int) -> list[str]:
-    """Remove, of what `save` named in `directory`, all but the `keep` newest up to `step`, and give the paths; later steps stay.
+    """Remove what `save` named in `directory`, except the `keep` newest up to `step`, and return the paths; later steps stay.
 
     A directory without DCP's `.metadata` is not of `save`, whatever its name.
     """

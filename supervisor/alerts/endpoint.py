@@ -240,7 +240,7 @@ def _proxy(parts: SplitResult) -> tuple[str, str]:
 
 
 def sign(secret: bytes, now: int, body: bytes) -> str:
-    """Give the hex HMAC-SHA256 of `now` (Unix seconds) + "." + body."""
+    """Return the hex HMAC-SHA256 of `now` (Unix seconds) + "." + body."""
     return hmac.new(secret, b"%d." % now + body, hashlib.sha256).hexdigest()
 
 

@@ -94,7 +94,7 @@ class CoordinatorServer:
     # from any thread
 
     def start(self) -> None:
-        """Begin to serve. Raises RuntimeError where no thread is to be had; its port is free then."""
+        """Begin to serve. Raises RuntimeError if no thread can be started; its port is free then."""
         try:
             self._thread.start()
         except RuntimeError:

@@ -92,7 +92,7 @@ class LeftProcesses:
         thread = threading.Thread(target=self._describe, args=(attempt, pids), name="unkilled", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had: they are named by their pids
+        except RuntimeError:  # no thread can be started: they are named by their pids
             self._put(attempt, {pid: f"pid {pid}" for pid in pids})
             self._raise_alerts()
         else:
@@ -142,7 +142,7 @@ def descriptions(pids: Sequence[int]) -> dict[int, str]:
     for pid in pids:
         try:
             threading.Thread(target=describe, args=(pid,), name="description", daemon=True).start()
-        except RuntimeError:  # no thread to be had: the others are named by their pids
+        except RuntimeError:  # no thread can be started: the others are named by their pids
             break
         asked += 1
     until = time.monotonic() + ANSWER_S

@@ -34,7 +34,7 @@ def reported_wait(report: Callable[[str], None], text: str, after_s: float) -> I
                 report(text)
                 return
 
-    with contextlib.suppress(RuntimeError):  # no thread to be had: nothing is reported
+    with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is reported
         threading.Thread(target=watch, name="reported-wait", daemon=True).start()
     try:
         yield is_over.set

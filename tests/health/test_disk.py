@@ -290,7 +290,7 @@ def namespace(root: Path, command: str, deadline_s: float = 30.0) -> Readings:
     if program is None or os.geteuid() != 0:
         pytest.skip("mounting takes root and unshare")
     if subprocess.run([program, "-m", "true"], capture_output=True, check=False).returncode:  # noqa: S603 -- found on the PATH
-        pytest.skip("no mount namespace is to be had here")
+        pytest.skip("needs the right to make a mount namespace: run as root")
     done = subprocess.run(  # noqa: S603 -- ours
         [program, "-m", sys.executable, "-c", IN_NAMESPACE, str(root), command, str(deadline_s)],
         capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],

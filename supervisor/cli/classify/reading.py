@@ -71,7 +71,7 @@ class Texture:
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[int]:
-    """Give the descriptor of a file, or of standard input. Raises OSError and SuperviseError."""
+    """Return the descriptor of a file, or of standard input. Raises OSError and SuperviseError."""
     if path is None:
         if sys.stdin is None:
             raise SuperviseError(

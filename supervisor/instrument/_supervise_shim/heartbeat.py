@@ -393,7 +393,7 @@ class HeartbeatWriter:
 
     @quiet
     def enter(self, phase: int) -> int | None:
-        """Begin a phase and give the one before; None where the caller is not the training thread (a save in the background)."""
+        """Begin a phase and return the one before; None where the caller is not the training thread (a save in the background)."""
         if get_ident() != self.main_thread:
             return None
         if self.still_ours is not None:
@@ -415,7 +415,7 @@ class HeartbeatWriter:
 
     @quiet
     def declare(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
-        """Begin a phase that the script declares (worker.phase), and give what `end_declared` needs; None where nothing was begun."""
+        """Begin a phase that the script declares (worker.phase), and return what `end_declared` needs; None where nothing was begun."""
         phase, limit_ms = layout.PHASES.index(name), int(1000 * min(max(at_most_s or 0.0, 0.0), layout.MOST_LIMIT_S))
         if self.wants_slot is not None:
             self.wants_slot()
@@ -434,7 +434,7 @@ class HeartbeatWriter:
 
 
 def state_step(optimizer: Any) -> int | None:  # noqa: ANN401 - torch is not imported here
-    """Give the optimizer's own count of its steps (Adam's state['step'] outlives a resume), or None.
+    """Return the optimizer's own count of its steps (Adam's state['step'] outlives a resume), or None.
 
     Numbers and CPU tensors only: to read a tensor of a device would be to wait for the device.
     """

@@ -60,7 +60,7 @@ class InterfaceWatch:
     def begin(self) -> None:
         """An attempt begins. A resolver may take long, so a thread asks it."""
         if self._matters:
-            with contextlib.suppress(RuntimeError):  # no thread to be had: the older answer is kept
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the older answer is kept
                 threading.Thread(target=self._look, name="interfaces", daemon=True).start()
 
     def _look(self) -> None:

@@ -151,7 +151,7 @@ for sharded in (False, True):
 """
     (tmp_path / "disk").mkdir()
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
-        pytest.skip("no mount namespaces here")
+        pytest.skip("needs a mount namespace (`unshare --mount`): run as root")
     done = preloaded.run("-c", program, str(tmp_path / "disk"))
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stdout + done.stderr

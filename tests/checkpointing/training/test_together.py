@@ -22,7 +22,7 @@ def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stdout + done.stderr
     found = [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
     if any("skip" in one for one in found):
-        pytest.skip(f"no mount namespaces here: {found}")
+        pytest.skip(f"needs a mount namespace (`unshare --mount`): run as root: {found}")
     return found
 
 

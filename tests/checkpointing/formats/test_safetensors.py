@@ -140,7 +140,7 @@ DAMAGE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "offsets": (changed("bias", "data_offsets", [4, 2804]), "tensors overlap or leave a gap"),
     "shape": (changed("bias", "shape", [800]), "bytes where its shape needs 3200"),
     "dtype": (changed("bias", "dtype", "F64"), "bytes where its shape needs 5600"),
-    "metadata": (lambda raw: with_header(raw, b'{"__metadata__":{"a":1}}'), "no table of texts"),
+    "metadata": (lambda raw: with_header(raw, b'{"__metadata__":{"a":1}}'), "not a table of texts"),
     "page": (page, "embedding: zeros of 4096 bytes"),
     "tail": (lambda raw: zeros(raw, begin_of(raw, "head") + 96 * 100 + 12, len(raw)), "to the end of the file"),
     "tail_of_half": (lambda raw: zeros(raw, len(raw) // 2 + 2, len(raw)), "to the end of the file"),

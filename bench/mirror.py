@@ -96,7 +96,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one client in one direction, once."""
+    """The cost of one client in one direction, measured once."""
 
     cpu_s: float
     mb_per_s: float

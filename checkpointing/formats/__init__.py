@@ -148,7 +148,7 @@ TREE_FORMATS: Final = (
 )
 
 
-#: Of these directories each node may hold a part on its own disk; their modules offer `examine_part`.
+#: The formats of which each node may hold a part on its own disk; their modules offer `examine_part`.
 PART_FORMATS: Final = ("dcp", "deepspeed")
 
 

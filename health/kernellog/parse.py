@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LONGEST_LINE = 12288
-#: Of a row of JSON: a message of LONGEST_LINE bytes that are not text is a list of numbers.
+#: The bytes of a row of JSON: a message of LONGEST_LINE bytes that are not text is a list of numbers there.
 LONGEST_ROW = 1 << 20
 #: A document of JSON, of several lines, is held as a whole: this much of it, in characters.
 LONGEST_DOCUMENT = 1 << 26

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Answers that ask for another try; every other 4xx, and every 3xx, will not get better by itself.
 RETRY_STATUS = frozenset({408, 425, 429})
 SERVER_ERRORS = range(500, 600)
-#: Of the answer's body: bytes to read, bytes to show, and how long it may take after the status.
+#: The answer's body: bytes to read, bytes to show, and how long it may take after the status.
 _ANSWER_BYTES = 2048
 _ANSWER_SHOWN = 200
 _ANSWER_S = 0.5

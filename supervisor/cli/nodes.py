@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: As identity.node_name makes it of a host name: it is the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: Of a reason in Slurm's list of drained nodes.
+#: The longest reason in Slurm's list of drained nodes.
 _MOST_REASON: Final = 200
 
 

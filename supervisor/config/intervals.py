@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-#: Of the tests alone.
+#: For tests alone.
 FACTOR_VARIABLE: Final = "_SUPERVISE_TEST_INTERVALS"
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
 
-#: Of the format. Another number for each change that a supervise of the present one would misread.
+#: The version of the format. It changes with each change that a supervise of the present version would misread.
 VERSION = "1"
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(events.Event)}
 ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}

@@ -32,9 +32,9 @@ NAMES = (
     *("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "mixed_precision"),
     *("skip_window", "group_timeout", RESUME),
 )
-#: Those that hold a whole number, and the least that it may be.
+#: Knobs that hold a whole number, and the least that it may be.
 LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0, "group_timeout": 1}
-#: Those that are off in the user's command, and may be turned on (value "on").
+#: Knobs that are off in the user's command, and may be turned on (value "on").
 SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precision"})
 ON = "on"
 #: A grad_accum that counts so is the global batch, which a plan shares out over unequal GPUs (uneven.py).

@@ -41,7 +41,7 @@ class NoticeRequest(Struct, frozen=True):
 
     @property
     def option(self) -> str:
-        """It, as sbatch takes it."""
+        """The option of sbatch for this request."""
         return f"--signal={'B:' if self.to_script else ''}{self.name}@{self.seconds}"
 
 

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures
 
-#: Of the check before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
+#: The deadline of the check before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
 DEADLINE_S: Final = 8.0
-#: Of the check after the ranks are gone: the verdict waits for it.
+#: The deadline of the check after the ranks are gone: the verdict waits for it.
 AFTER_S: Final = 0.9
 #: How long the verdict waits for a sample that is under way.
 _TURN_S: Final = 0.3

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: The probes whose readings are compared.
 PROBES: Final = ("nvml", "pci", "infiniband")
 _ORDINAL: Final = "invalid device ordinal"
-#: Of a list that is longer, the beginning is shown.
+#: Of a longer list only the beginning is shown.
 _MOST: Final = 60
 _INSTANCES: Final = f"{VISIBLE}=MIG-…,MIG-… (`nvidia-smi -L` names them), and "
 _OF_EACH_RANK: Final = (

@@ -82,7 +82,7 @@ def start_soon(loop: Loop, name: str, work: Callable[[], object]) -> None:
 
 
 class Threads:
-    """Its methods are called on the loop's thread. `warn` prints a warning; it runs on the loop's thread."""
+    """The worker threads of a run. Its methods are called on the loop's thread. `warn` prints a warning; it runs on the loop's thread."""
 
     def __init__(self, loop: Loop, warn: Callable[[str], None]) -> None:
         self._loop = loop

@@ -24,7 +24,7 @@ STEP_OPTIONS: Final = frozenset(
         *("num_iters", "train_iters", "max_iters", "iters"),
     }
 )
-#: Those that set the number of epochs, in the same form.
+#: Options that set the number of epochs, in the same form.
 EPOCH_OPTIONS: Final = frozenset({"epochs", "num_epochs", "n_epochs", "max_epochs", "num_train_epochs", "train_epochs", "total_epochs"})
 #: The log's newest line may be so many steps old, or this part of the total; and so many steps ahead of the heartbeats.
 _LATE_STEPS, _LATE_PART, _AHEAD_STEPS = 100, 0.1, 5

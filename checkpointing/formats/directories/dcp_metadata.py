@@ -23,15 +23,15 @@ MOST_OPCODES: Final = 32 << 20
 
 
 class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """It is not a whole pickle, or not one of DCP's metadata."""
+    """The file is not a whole pickle, or not one of DCP's metadata."""
 
 
 class TooLarge(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """It has more opcodes than MOST_OPCODES."""
+    """The pickle has more opcodes than MOST_OPCODES."""
 
 
 class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """It names a function or class that no metadata needs: loading it would run code."""
+    """The pickle names a function or class that no metadata needs: to load it would run code."""
 
 
 @dataclass(frozen=True, slots=True)

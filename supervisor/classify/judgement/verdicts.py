@@ -25,7 +25,7 @@ NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 _FULL = expression(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
 #: The confidence in NONE: the program reported a good end; it trained, and the last line is not an unfinished step; the log stops mid-run.
 ENDED_WELL, TRAINED, MID_RUN = 0.9, 0.8, 0.5
-#: Of UNKNOWN where a log shows no failure, and neither training nor an end.
+#: The confidence in UNKNOWN if a log shows no failure, and neither training nor an end.
 NO_SIGN = 0.3
 #: The fingerprint of that.
 NOT_EARNED = "unknown:no-sign"

@@ -54,7 +54,7 @@ _WHO = (
     r"\b(?:(?:local_)?ranks?|workers?|actors?|(?:sub)?process(?:es)?|pid|child(?:ren)?|tasks?(?:\(s\))?|pods?|containers?|nodes?|jobs?|commands?|programs?"
     r"|applications?|scripts?|trainers?|learners?|engines?|replicas?|executors?)(?:\b|(?<=\))|(?=[_\d]))"
 )
-#: Of what ends for good, and of what may continue: that needs a word for an exit code, or a signal.
+#: Words for an end for good, then words after which a program may continue: these need an exit code, or a signal.
 _ENDS = r"die[sd]|dead|crash(?:es|ed)|exit(?:s|ed)|ended|terminated|killed|abort(?:s|ed)"
 _MEETS = r"receive[sd]|caught|got"
 _VERB = rf"\b(?:{_ENDS}|{_MEETS}|fail(?:s|ed)|return(?:s|ed)|finished|stopped|completed|quit)\b"

@@ -61,7 +61,7 @@ SHORTEST_ANCHOR = 4
 ANY_CAUSE = "*"
 #: In `consequence_of`: every other cause that breaks the collectives of the peers (core/causes).
 BREAKS_COLLECTIVES = "@breaks_collectives"
-#: Of `meaning` and `advice`, in characters.
+#: The longest `meaning` and `advice`, in characters.
 _LONGEST_WORDS = 200
 #: The field for the failed rank. A larger number is not a rank.
 RANK = "rank"

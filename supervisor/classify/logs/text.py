@@ -12,7 +12,7 @@ from collections import Counter
 from supervisor.classify.expressions import expression
 from supervisor.core.values import Struct
 
-#: Of a longer line, or of an exception, only this many bytes around a hit are searched.
+#: In a longer line, or an exception, only this many bytes around a hit are searched.
 LONGEST_LINE = 12288
 
 _ESCAPES = expression(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

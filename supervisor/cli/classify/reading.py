@@ -34,14 +34,14 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-#: Of UTF-16 without a mark every other byte is NUL in mostly ASCII text, and next to none of the others is.
+#: In UTF-16 without a mark, mostly ASCII text has NUL at every other byte, and next to none between.
 _SAMPLE_BYTES = 4096
 _LEAST_SAMPLE_BYTES = 16
 _MOSTLY, _HARDLY = 0.6, 0.02
 #: Bytes that no text holds: control characters except those that move and colour (\a \b \t \n \v \f \r ESC).
 _CONTROL = bytes(code for code in range(1, 32) if code not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _NOT_CONTROL = bytes(code for code in range(256) if code not in _CONTROL)
-#: Of each block this much is judged. Random bytes are control characters to a ninth.
+#: So much of each block is judged. A ninth of random bytes are control characters.
 _JUDGED_BYTES = 16 << 10
 _MOST_CONTROL = 0.05
 

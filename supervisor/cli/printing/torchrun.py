@@ -17,7 +17,7 @@ from supervisor.knobs.python_command import shim_mode, split_python
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Of torchrun's own rendezvous on the first node.
+#: The port of torchrun's own rendezvous on the first node.
 _PORT: Final = 29400
 #: With one of them CMD says itself on how many nodes it runs.
 _PLACING: Final = ("standalone", "nnodes", "rdzv-backend", "rdzv-endpoint", "master-addr", "node-rank")

@@ -32,7 +32,7 @@ MOST_INTERFACES, MOST_PEERS = 8, 16
 #: NCCL does not use these unless nothing else is there, or they are named.
 _LAST_CHOICE = ("lo", "docker", "virbr", "veth")
 
-#: Of a host without a known port: the discard service's. A host that refuses it is reached too.
+#: The port for a host without a known one: the discard service's. A host that refuses it is reached too.
 _ANY_PORT = 9
 
 _Address = tuple[str, int]

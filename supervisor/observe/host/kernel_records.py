@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.observe.processes.job_processes import JobProcesses
 
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
-#: Of each kind of fact, from the beginning and from the end. There are some fifty kinds.
+#: Facts of each kind that are kept, from the beginning and from the end. There are some fifty kinds.
 KEPT_FIRST = 16
 KEPT_LAST = 16
 

@@ -101,7 +101,7 @@ class LaunchedRanks:
 
     @property
     def last_ends(self) -> tuple[RankExit | VanishedRank, ...]:
-        """The same, and how ranks ended that only a heartbeat shows."""
+        """How ranks ended so far, with those that only a heartbeat shows."""
         newest = self._newest
         more = (end for rank, end in self._claimed_ends.items() if rank not in newest)
         return tuple(sorted((*self._ends.values(), *more), key=lambda end: end.at_ns))

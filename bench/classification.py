@@ -329,7 +329,7 @@ def of_signatures() -> str:
     catalogue, _ = read()
     lines: list[str] = []
     for cause in (cause for cause in Cause if any(row.cause is cause for row in catalogue.rows)):
-        lines += [f"## {cause}" if cause is not Cause.NONE else "## none: what is no evidence", ""]
+        lines += [f"## {cause}" if cause is not Cause.NONE else "## none: what is not evidence", ""]
         rows = [
             (
                 f"`{row.id}`",

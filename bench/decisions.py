@@ -58,7 +58,7 @@ class Decision:
 
     @property
     def changes_wrongly(self) -> bool:
-        """Whether it changes a thing that was no reason for the failure."""
+        """Whether it changes a thing that was not a reason for the failure."""
         return self.kind is Kind.CHANGE and not self.is_right
 
 

@@ -26,7 +26,7 @@ _OURS = ("supervisor.", "checkpointing.", "health.")
 
 
 def described(source: type | FunctionType | ModuleType) -> dict[str, str]:
-    """Return what comments say above and behind each entry of a class (with those that it extends), a function or a module."""
+    """Return what comments say above and after each entry of a class (with those that it extends), a function or a module."""
     texts: dict[str, str] = {}
     above: list[str] = []
     parts = [part for part in reversed(source.__mro__) if part.__module__.startswith(_OURS)] if isinstance(source, type) else [source]

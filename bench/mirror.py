@@ -96,7 +96,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one client in one direction, once."""
+    """The cost of one client in one direction, measured once."""
 
     cpu_s: float
     mb_per_s: float
@@ -189,7 +189,7 @@ def _median(rows: list[Cost]) -> dict[str, float]:
 
 
 def _python(name: str) -> str:
-    """Give the interpreter of a client's own environment; made at first use."""
+    """Return the interpreter of a client's own environment; made at first use."""
     home = servers.CACHE / f"bench-{name}"
     if not (home / ".ready").exists():
         shutil.rmtree(home, ignore_errors=True)

@@ -70,7 +70,7 @@ def _sha256(path: Path) -> None:
 
 
 def cases(path: Path) -> dict[str, Callable[[], object]]:
-    """Give the compared cases; each reads the whole file."""
+    """Return the compared cases; each reads the whole file."""
     verification = verify(str(path))
     manifest = check.build(verification)
     return {

@@ -70,7 +70,7 @@ def _run(args: argparse.Namespace, out: Output) -> int:
 def _part_mib(text: str) -> int:
     """Return the size of a part. Raises ArgumentTypeError outside of S3's limits."""
     if not text.isdecimal() or int(text) not in _PART_MIB:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {_PART_MIB[0]} to {_PART_MIB[-1]}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {_PART_MIB[0]} to {_PART_MIB[-1]}")
     return int(text)
 
 

@@ -48,7 +48,7 @@ class Spare:
     #: To which it would be put back.
     original_path: str
     manifest: Manifest
-    #: Of a copy on this machine; "" for what a mirror has.
+    #: The path of a copy on this machine; "" for a checkpoint in a mirror.
     copy_path: str
     #: Names the copy or the mirror for people.
     source: str
@@ -119,7 +119,7 @@ class CandidateReader:
     """Reads candidates as the options say, each in full where nothing proves it without."""
 
     options: SelectionOptions
-    #: Those from which no byte came, with the reason.
+    #: Files from which no byte came, with the reason.
     silent: dict[str, str] = field(default_factory=dict)
 
     def glance(self, candidate: Candidate) -> Verification | None:

@@ -194,7 +194,7 @@ def find(patterns: str | Iterable[str], cwd: str | None = None, cache: ListingCa
     for pattern in (patterns,) if isinstance(patterns, str) else patterns:
         expanded = os.path.expanduser(pattern)  # noqa: PTH111 -- strings as the script gets them
         is_declared = declared and step_names.suffix_of(expanded) not in ("", *TORCH_SUFFIXES)
-        # the working directory is no pattern, whatever characters it holds
+        # the working directory is not a pattern, whatever characters it holds
         matched = list(walk.matches("/" if expanded.startswith("/") else cwd, _segments(expanded)))
         has_candidate = False
         for path, inode in walk.of_sets(matched) if _MAGIC & set(expanded.rpartition("/")[2]) else matched:
@@ -250,7 +250,7 @@ def _without_members(candidates: list[Candidate]) -> Iterator[Candidate]:
 
 
 def _candidates(path: str, problems: list[tuple[str, str]]) -> Iterator[Candidate]:
-    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is no checkpoint."""
+    """Yield what a matched path is: itself, or the checkpoints directly in a directory that is not a checkpoint."""
     name = path.rpartition("/")[2]
     if name.startswith(".") or step_names.is_temporary(name) or step_names.is_set_aside(path):
         return
@@ -319,7 +319,7 @@ def is_named_like_checkpoint(name: str) -> bool:
 
 
 def _files_named_like_checkpoints(base: str, tree: Tree) -> Iterator[str]:
-    """Yield the files named like a checkpoint. If a file has several names, one that is no link: that may have the step."""
+    """Yield the files named like a checkpoint. If a file has several names, one that is not a link: that may have the step."""
     seen: set[tuple[int, int]] = set()
     names = [name for name in tree.entries if not name.startswith(".") and is_named_like_checkpoint(name)]
     for name in sorted(names, key=lambda name: (os.path.islink(f"{base}/{name}"), name)):  # noqa: PTH114 -- strings as the script gets them

@@ -38,7 +38,7 @@ MARKERS: Final = (
     Marker("scripts", MarkerKind.NAME, r"\.partial$", "as wget and curl name unfinished files", "NAME.partial"),
     Marker("huggingface_hub", MarkerKind.NAME, r"\.incomplete$", "huggingface_hub/file_download.py", "BLOB.incomplete"),
     Marker("transformers", MarkerKind.NAME, r"^\.?tmp-", "transformers 4.36 to 4.39, trainer.py", "tmp-checkpoint-N"),
-    Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is no save", "NAME-unfinished"),
+    Marker("nemo", MarkerKind.NAME, r"-unfinished$", "the marker itself is not a save", "NAME-unfinished"),
     Marker("nemo", MarkerKind.BESIDE, "{}-unfinished", "nemo/utils/callbacks/nemo_model_checkpoint.py: UNFINISHED_CHECKPOINT_SUFFIX"),
     Marker(
         "megatron",

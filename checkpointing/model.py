@@ -203,7 +203,7 @@ class Verification:
     verdict: Verdict
     #: Why, in one line; for VERIFIED a note or "".
     reason: str = ""
-    #: Of the whole run; None if neither content nor name has it.
+    #: The step, counted over the whole run; None if neither content nor name has it.
     step: int | None = None
     #: For VERIFIED the checked part, else "": "directory" (metadata alone), "layout" (all that a format without checksums allows),
     #: "structure" (every checksum as well); others: candidates.py.
@@ -220,5 +220,5 @@ class Verification:
     content_step: int | None = None
     #: Tensors that hold NaN or Inf, a note and never a verdict; None if the numbers were not read.
     non_finite: tuple[NonFinite, ...] | None = None
-    #: Of the content, else of the name, if there is no step at all; it describes the checkpoint, and orders nothing.
+    #: The epoch in the content, else in the name, if there is no step at all; it describes the checkpoint, and orders nothing.
     epoch: int | None = None

@@ -45,7 +45,7 @@ class Age(NamedTuple):
 
     @property
     def lineage(self) -> Lineage:
-        """Its writer."""
+        """The run and attempt that wrote it."""
         return Lineage(-self.began, self.run, -self.attempt)
 
     @property

@@ -50,26 +50,26 @@ class Selection:
     n_found: int
     #: Torn and incomplete ones, those of earlier selections included.
     torn: Why = ()
-    #: Those that may be whole, of formats that have nothing to check.
+    #: Checkpoints that may be whole, of formats that have nothing to check.
     unverifiable: Why = ()
-    #: Those that could not be read, or changed while they were read.
+    #: Checkpoints that could not be read, or changed while they were read.
     unknown: Why = ()
-    #: Those that the caller avoids.
+    #: Checkpoints that the caller avoids.
     rejected: Why = ()
-    #: The newest MOST_OLDER behind the chosen one, oldest first, as (path, step or None), unread.
+    #: The newest MOST_OLDER after the chosen one, oldest first, as (path, step or None), unread.
     older: tuple[tuple[str, int | None], ...] = ()
-    #: Matches that are no checkpoint.
+    #: Matches that are not checkpoints.
     foreign: Why = ()
     #: The chosen one lies elsewhere. Of our own copy `chosen.path` is the copy: it can be read there, or put back. Of a mirror's it is the
     #: home, where nothing may be yet: it must be restored first.
     spare: Spare | None = None
-    #: Those that are whole, hold NaN, and gave way to an older one.
+    #: Checkpoints that are whole, hold NaN, and gave way to an older one.
     not_finite: Why = ()
     #: Notes for people about the choice.
     notes: tuple[str, ...] = ()
-    #: Those that could run code, those of earlier selections included.
+    #: Checkpoints that could run code, those of earlier selections included.
     dangerous: Why = ()
-    #: Those of `unknown` from which no byte came: they may be whole.
+    #: The members of `unknown` from which no byte came: they may be whole.
     silent: Why = ()
 
 

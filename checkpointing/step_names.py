@@ -1,7 +1,7 @@
 """Reads the step in a file's name, by the rules in docs/reference/checkpoint-verdicts.md.
 
 Pure: a path in, a `NamedStep` or None out. A name is weaker evidence than the content: an index, an epoch and a date look like steps
-too, so a bare number is marked as not sure, and a number with a better reading than "step" is no step.
+too, so a bare number is marked as not sure, and a number with a better reading than "step" is not a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXTENSION: Final = re.compile(r"\.[a-z][a-z0-9_]*$", re.IGNORECASE)
 _WORDS: Final = ("global_?steps?", "steps?", "iterations?", "iters?", "it")
 _BEFORE: Final = tuple(re.compile(rf"(?<![a-z]){word}[-_=. ]?(\d{{1,18}})(?![\d.]*\d|[a-z])", re.IGNORECASE) for word in _WORDS)
 _AFTER: Final = tuple(re.compile(rf"(?<![\d.a-z])(\d{{1,18}})[-_ ]?{word}(?![a-z])", re.IGNORECASE) for word in _WORDS)
-# Words whose number is no step, with that number.
+# Words whose number is not a step, with that number.
 _OTHER: Final = re.compile(
     r"(?<![a-z])(epochs?|ep|e|best|top|loss|acc|lr|bs|rank|shard|part|node|gpu|world(?:[-_]?size)?|tp|pp|dp|mp|v|version|run|seed|fold)"
     r"[-_=. ]?\d+(\.\d+)?",

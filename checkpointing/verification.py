@@ -37,7 +37,7 @@ def verify(
     """Return whether a file or directory is a whole checkpoint, and which step it holds.
 
     Raises nothing about the checkpoint: damage is BAD, an unreadable one UNKNOWN, each with its `reason`. No pickle is executed. What its
-    framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is no part of its identity.
+    framework marks as unfinished (markers.py) is WRITING, and is not read: the mark is not a part of its identity.
 
     bulk: False reads directory and metadata only, milliseconds at any size; VERIFIED then has the level "directory": enough for the step,
     not to resume from. reading: how; once it is interrupted, the verdict is UNKNOWN. own: this job is known to have written it. Then calls

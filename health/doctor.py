@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 VERSION: Final = 1
 UNFIT: Final = 69
-#: Checks whose failure is no fault of the node: another job of the next minute may find it well. A prolog must not drain the node for it.
+#: Checks whose failure is not a fault of the node: another job a minute later may find it well. A prolog must not drain the node for it.
 OF_A_JOB: Final = frozenset({"net_ports"})
 _DEFAULT: Final = Thresholds()
 _ASK: Final = Ask()

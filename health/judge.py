@@ -1,6 +1,6 @@
 """Judges readings by every check whose probes were asked.
 
-A check that raises gives an UNKNOWN result: an error of a check is no fault of the node.
+A check that raises gives an UNKNOWN result: an error of a check is not a fault of the node.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ Judge: TypeAlias = "Callable[[Readings, Readings | None, Thresholds], Iterable[C
 
 HOST: Final = "host"
 KERNEL: Final = "kernel"
-#: Problems that are no fault of the subject: the reading does not exist here, or is not permitted.
+#: Problems that are not a fault of the subject: the reading does not exist here, or is not permitted.
 NOT_SUPPORTED: Final = "not_supported"
 PERMISSION: Final = "permission"
 #: The subject existed before, and does not any more.

@@ -77,7 +77,7 @@ class Thresholds:
     #: Zombies that are old, seconds, and how many are worth a word (gcm: 300 s; gpud: 1000).
     zombie_age_s: float = 300.0
     zombies: int = 1000
-    #: Seconds in state D, of one process, that are no usual wait for a disk (the kernel's hung_task_timeout_secs is 120).
+    #: Seconds in state D, of one process, that are not a usual wait for a disk (the kernel's hung_task_timeout_secs is 120).
     stuck_age_s: float = 120.0
     #: And that are worth a word while a job runs: what writes a checkpoint may wait for seconds.
     stuck_reported_s: float = 20.0

@@ -3,7 +3,7 @@
     from supervisor import worker
 
     worker.heartbeat(step)              report the absolute step, if the optimizer does not hold it
-    worker.heartbeat(step, total=N)     and the step with which the training ends: what comes behind that is no training
+    worker.heartbeat(step, total=N)     and the step with which the training ends: what comes after that is not training
     worker.report(loss=x, step=n)       report the loss: NaN and jumps are reported at once, whatever the log prints
     if worker.should_save(): ...        once per step: the attempt will be stopped; save now, on every rank at this same step
     if worker.save_requested(): ...     the job will be stopped; this node's ranks may save, without an agreement on the step
@@ -43,7 +43,7 @@ def heartbeat(step: int, total: int | None = None) -> None:
     """Report the absolute training step: the one that a resume continues from.
 
     From then on this number, not the optimizer's, is the rank's step. total: the step with which the training ends, if it is known: for
-    `supervise status`, and so that a rank that hangs or dies behind it is named as that, and trains nothing again.
+    `supervise status`, and so that a rank that hangs or dies after it is named as that, and trains nothing again.
     """
     instrument = _instrument()
     if instrument is not None:

@@ -189,7 +189,7 @@ def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give the fake NVML, which is built once."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        pytest.skip("no C compiler to build the fake NVML with")
+        pytest.skip("needs a C compiler for the fake NVML (Debian: apt-get install gcc)")
     return fake_nvml_library.build(compiler, tmp_path_factory.mktemp("nvml"))
 
 

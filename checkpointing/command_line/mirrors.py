@@ -1,4 +1,4 @@
-"""The commands `push` and `restore`: copies in a mirror, by hand."""
+"""The commands `push` and `restore`: copy to a mirror and back, by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def push(  # noqa: PLR0913 -- source, destinations and options of a copy
     control: TransferControl,
     part_bytes: int = PART_BYTES,
 ) -> int:
-    """Copy checkpoints to every mirror. Returns 0 if all arrived, 1 if one is not whole."""
+    """Copy checkpoints to every mirror. Returns 0 if all arrived, 1 if a checkpoint is not whole."""
     worst = 0
     for path in (os.path.realpath(path) for path in paths):
         try:
@@ -57,7 +57,7 @@ def restore_newest(  # noqa: PLR0913 -- source, destination and options of a res
 ) -> int:
     """Restore a job's newest whole checkpoint. Returns 0, or 1 if the mirrors are empty.
 
-    `into` is the directory; None: where it was saved, unless `refusal` returns a reason against that path.
+    `into` is the directory; None: the path at which it was saved, unless `refusal` returns a reason against that path.
     """
     with out.progress(f"looking for checkpoints of {job}") as progress:
         done = restore.newest(
@@ -76,7 +76,7 @@ def restore_newest(  # noqa: PLR0913 -- source, destination and options of a res
 
 
 def followed(progress: ProgressBar, name: str, out: Output) -> RestoreProgress:
-    """Return what shows how far a restore is: the entries of the mirror's lists, then the bytes of the checkpoint."""
+    """Return the display of a restore's progress: the entries of the mirror's lists, then the bytes of the checkpoint."""
     return RestoreProgress(
         out.warn,
         lambda done, total: progress.at(f"restoring {name}", done, total),

@@ -96,7 +96,7 @@ def raw(tensor: torch.Tensor) -> memoryview:
 
 
 def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield path and value of everything that is no dictionary, list or tuple."""
+    """Yield path and value of everything that is not a dictionary, list or tuple."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from leaves(value, (*path, key if isinstance(key, int) else str(key)))

@@ -1,4 +1,4 @@
-"""One conversion: reads each tensor once, writes it, reads the target again, and names the losses."""
+"""Runs one conversion: reads each tensor once, writes it, reads the target again, and names what is left out."""
 
 from __future__ import annotations
 
@@ -111,14 +111,15 @@ class Conversion:
 
 
 def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _Content:
-    """Return the content of the target, and the losses. Raises CheckpointingError where nothing would be left.
+    """Return the content of the target, and what it leaves out. Raises CheckpointingError if nothing would be left.
 
-    safetensors and hf hold the model's weights and nothing else: what loads them expects that. dtype is for the weights alone.
+    safetensors and hf hold the model's weights and nothing else: their loaders expect that. dtype applies to the weights alone.
     """
     tree, n_renamed = trees.without_prefixes(source.tree)
     path, others = trees.weights_of(tree)
     left_out = list(source.left_out)
-    notes = [f"prefixes of wrappers (module., _orig_mod. and the like) were taken off {count_text(n_renamed, 'name')}"] if n_renamed else []
+    renamed = f"prefixes of wrappers (module., _orig_mod. and the like) were removed from {count_text(n_renamed, 'name')}"
+    notes = [renamed] if n_renamed else []
 
     def change(where: trees.Path, leaf: Any) -> Any:  # noqa: ANN401 -- any leaf
         if not isinstance(leaf, LazyTensor) or where[: len(path)] != path or any(where[: len(other)] == other for other in others):
@@ -130,16 +131,14 @@ def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _C
         left_out += [_described(other, trees.at(tree, other)) for other in others]
         tree = {key: value for key, value in trees.at(tree, path).items() if (*path, key) not in others}
         values = [".".join(map(str, where)) for where, leaf in trees.leaves(tree) if not isinstance(leaf, LazyTensor)]
-        left_out += [f"values that are no tensors: {first_names(values, _MOST_NAMED)}"] if values else []
+        left_out += [f"values that are not tensors: {first_names(values, _MOST_NAMED)}"] if values else []
     else:
         left_out += (
             ["the texts in the header: " + first_names(sorted(source.texts), _MOST_NAMED)] if source.texts.keys() - {"format"} else []
         )
     tensors = trees.tensors_of(tree)
     if not tensors:
-        raise CheckpointingError(
-            "there is no tensor to be written", hint="save the model's state_dict(): a dictionary of names and tensors"
-        )
+        raise CheckpointingError("there is no tensor to write", hint="save the model's state_dict(): a dictionary of names and tensors")
     if to != "torch":
         contents = [tensor.content for tensor in tensors.values() if tensor.content is not None]
         tied = len(contents) - len(set(contents))
@@ -147,7 +146,7 @@ def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _C
     if to == "dcp":
         numbers = sum(any(isinstance(key, int) for key in where) for where in _keys(tree))
         left_out += (
-            [f"the type of keys that are numbers: torch.distributed.checkpoint keeps texts ({count_text(numbers, 'table')})"]
+            [f"the type of keys that are numbers: torch.distributed.checkpoint stores keys as text ({count_text(numbers, 'table')})"]
             if numbers
             else []
         )
@@ -164,7 +163,7 @@ def _keys(tree: Tree) -> list[tuple[Any, ...]]:
 
 
 def _described(path: tuple[Any, ...], tree: Tree) -> str:
-    """Return a part that is left out: its name, and how much is in it."""
+    """Return a line for a part that is left out: its name and size."""
     sizes = [leaf.n_bytes for _, leaf in trees.leaves(tree) if isinstance(leaf, LazyTensor)]
     name = ".".join(map(str, path))
     return f"{name}: {count_text(len(sizes), 'tensor')}, {size_text(sum(sizes))}" if sizes else name

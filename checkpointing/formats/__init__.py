@@ -80,7 +80,7 @@ class Format(Protocol):
         """Return whether a file is this format's by its first EDGE_BYTES, its last, and its suffix (names.suffix_of)."""
 
     def examine(self, source: FileReader, suffix: str, *, bulk: bool) -> Examination:
-        """Look at the file; without `bulk`, at its directory and metadata only, and then VERIFIED says no more than that.
+        """Examine the file; without `bulk`, its directory and metadata only, and then VERIFIED says no more than that.
 
         `source` may be a window of a file. Raises OSError and Interrupted.
         """
@@ -93,14 +93,14 @@ class TreeFormat(Protocol):
         """Return whether a directory is this format's, by the names directly in it: often no more was listed yet (Tree.names_of)."""
 
     def examine(self, tree: Tree, *, bulk: bool) -> Examination:
-        """Look at all that must be there; without `bulk` as for a file. Raises OSError, Interrupted."""
+        """Examine everything that must be there; without `bulk` as for a file. Raises OSError, Interrupted."""
 
 
 class PartFormat(Protocol):
     """The further interface of a directory's format, if a part of it may lie on each node's own disk."""
 
     def examine_part(self, tree: Tree) -> PartExamination | None:
-        """Look at the files that are here; None if none is missing, or if nothing shows that it is a part. Raises OSError, Interrupted."""
+        """Examine the files that are here; None if none is missing, or if nothing shows that it is a part. Raises OSError, Interrupted."""
 
 
 EDGE_BYTES: Final = 512
@@ -148,14 +148,14 @@ TREE_FORMATS: Final = (
 )
 
 
-#: Of these directories each node may hold a part on its own disk; their modules offer `examine_part`.
+#: The formats of which each node may hold a part on its own disk; their modules offer `examine_part`.
 PART_FORMATS: Final = ("dcp", "deepspeed")
 
 
 def examine_part(tree: Tree) -> PartExamination | None:
     """Return what a directory holds of a checkpoint that lies on the disks of several nodes.
 
-    None if it is whole, if it is no part, or if its format is not in PART_FORMATS. Raises OSError and Interrupted.
+    None if it is whole, if it is not a part, or if its format is not in PART_FORMATS. Raises OSError and Interrupted.
     """
     claimant = tree_format_of(tree)
     if claimant is None or claimant[0] not in PART_FORMATS:
@@ -201,7 +201,7 @@ def examine_file(source: FileReader, path: str, *, bulk: bool) -> Examination:
 
 
 def examine_member(tree: Tree, name: str, *, bulk: bool) -> Examination:
-    """Look at one file of a directory by itself; its name is before each reason. Raises OSError and Interrupted."""
+    """Examine one file of a directory by itself; its name is before each reason. Raises OSError and Interrupted."""
     entry = tree.entries.get(name)
     if entry is None:
         return Examination(Verdict.INCOMPLETE, f"{name} is missing")

@@ -77,7 +77,7 @@ def kind_of(name: str) -> str | None:
 
 
 def look(kind: str, pieces: Iterable[bytes | memoryview], tensor: str = "") -> NonFinite | None:
-    """Look at a whole tensor; None where it is finite or a mask."""
+    """Examine a whole tensor; None if it is finite or a mask."""
     scan = NumericsScan(kind)
     for piece in pieces:
         scan.feed(piece)
@@ -106,7 +106,7 @@ class NumericsScan:
         return None
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Look at the bytes that follow those seen before; they may begin and end within an element."""
+        """Examine the bytes that follow those seen before; they may begin and end within an element."""
         if self._nan is not None:
             return
         size = self._kind.size
@@ -164,7 +164,7 @@ class NumericsScan:
         return wide.view({"d": "<f8", "f": "<f4", "e": "<f2"}[code])
 
     def _note(self, numbers: Any) -> None:  # noqa: ANN401 -- as above
-        """Keep the finite values as long as they may be a mask's. The first elements of a weight show that it is no mask."""
+        """Keep the finite values as long as they may be a mask's. The first elements of a weight show that it is not a mask."""
         finite = self._finite
         if finite is None or not len(numbers):
             return

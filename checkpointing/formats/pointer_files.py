@@ -1,6 +1,6 @@
 """Reads the small files in which a framework names its latest checkpoint, and judges them.
 
-The framework's own loader believes such a file. A pointer that leads nowhere breaks a resume, however sound the checkpoints are.
+The framework's own loader believes such a file. A pointer that leads nowhere breaks a resume, even if every checkpoint is sound.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TAG: Final = re.compile(r"[^/\x00-\x1f]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A pointer file: its name, whose it is, and the directory's name in it; `problem` says why it leads nowhere."""
+    """A pointer file: its name, its framework, and the name of the directory to which it points; `problem` says why it leads nowhere."""
 
     name: str
     format: str
@@ -37,7 +37,7 @@ def read(directory: str) -> Pointer | None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except NotRegular as error:
-            # a link or directory named "latest" is somebody's own habit, and no file of DeepSpeed's
+            # a link or directory named "latest" is the user's own: DeepSpeed writes a file
             if error.what == "a directory":
                 continue
             return Pointer(name, whose, "", f"{name} is {error.what}")

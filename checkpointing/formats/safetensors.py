@@ -105,7 +105,7 @@ def read_header(source: FileReader) -> SafetensorsHeader:
     document = _parse(source.read(8, length))
     metadata = document.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        _damaged("its header's __metadata__ is no table of texts")
+        _damaged("its header's __metadata__ is not a table of texts")
     tensors = sorted((_tensor(name, row, 8 + length) for name, row in document.items()), key=lambda entry: (entry.begin, entry.end))
     unknown = next((tensor.dtype for tensor in tensors if tensor.dtype not in _BITS), "")
     _check_layout(tensors, 8 + length, source.size)
@@ -114,11 +114,11 @@ def read_header(source: FileReader) -> SafetensorsHeader:
 
 def _parse(raw: bytes) -> dict[str, Any]:
     if not raw.startswith(b"{"):
-        _damaged("its header is no JSON object")
+        _damaged("its header is not a JSON object")
     try:
         document = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
-        _damaged(f"its header is no JSON: {str(error)[:100]}")
+        _damaged(f"its header is not JSON: {str(error)[:100]}")
     return dict(document)
 
 

@@ -1,12 +1,12 @@
-"""torch.save's format before torch 1.6, and with `_use_new_zipfile_serialization=False` since: pickles and storages one behind the other.
+"""torch.save's format before torch 1.6, and with `_use_new_zipfile_serialization=False` since: pickles and storages in a row.
 
-Such a file has no checksum and no end mark, so nothing proves its numbers. But its layout says to the byte how long it must be, and all of
-it is compared. Layout (torch/serialization.py, _legacy_save; UntypedStorage._write_file):
+Such a file has no checksum and no end mark, so nothing proves its numbers. But its layout gives its length to the byte, and the whole
+layout is compared. Layout (torch/serialization.py, _legacy_save; UntypedStorage._write_file):
 
     pickle of the magic number | pickle of 1001 | pickle of {"protocol_version", "little_endian", "type_sizes"} | pickle of the object
     pickle of the list of storage keys | for each key: count of elements, int64 | the elements
 
-The object's pickle is read opcode by opcode, never unpickled. So is the list's, which may hold nothing but texts.
+The object's pickle is read opcode by opcode, never unpickled. So is the list's, which may hold only texts.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class _Torn(Exception):  # noqa: N818 -- a fact about the file, not a program er
 
 
 class _Unread(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """More than we are willing to read."""
+    """A pickle is longer than we read, or a storage has an unknown type."""
 
 
 def claims(head: bytes, tail: bytes, suffix: str) -> bool:  # noqa: ARG001 -- the interface of every format
-    """Claim what begins with the magic number, in any of pickle's binary protocols."""
+    """Claim a file that begins with the magic number, in any of pickle's binary protocols."""
     return _MAGIC in head[:_MAGIC_WITHIN]
 
 
@@ -96,7 +96,7 @@ def _scan_at(source: FileReader, at: int) -> PickleScan:
 
 
 def _keys_at(source: FileReader, at: int) -> tuple[list[str], int]:
-    """Read the list of storage keys at an offset; give it and the offset behind it."""
+    """Return the list of storage keys at an offset, and the offset after it."""
     for window in _WINDOWS:
         data = source.read(at, min(window, source.size - at))
         try:
@@ -113,7 +113,7 @@ def _keys_in(data: bytes, at: int) -> tuple[list[str], int]:
         if opcode.name in _TEXT_OPCODES:
             keys.append(str(arg))
         elif opcode.name not in _KEY_OPCODES:
-            raise _Torn(f"its list of storages holds {opcode.name}, which no torch writes")
+            raise _Torn(f"its list of storages holds {opcode.name}, which torch never writes")
         if opcode.name == "STOP":
             return keys, at + (position or 0) + 1
     raise _Torn("torn: its list of storages has no end")
@@ -141,12 +141,12 @@ def _lay_out(source: FileReader, keys: list[str], scan: PickleScan, at: int) -> 
         places[key] = (at, size)
         at += size
     if at != source.size:
-        raise _Torn(f"{source.size - at} bytes behind its last storage")
+        raise _Torn(f"{source.size - at} bytes after its last storage")
     return places
 
 
 def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int, int]]) -> tuple[str, tuple[NonFinite, ...]]:
-    """Read every storage once; name the first that was never written ("" for none), and give those whose numbers are not finite."""
+    """Read every storage once. Return the first that was never written, "" for none, and those whose numbers are not finite."""
     non_finite: list[NonFinite] = []
     by_key = {storage.key: storage for storage in scan.storages}
     ordered = [(at, size, by_key[key]) for key, (at, size) in storages.items()]
@@ -170,6 +170,6 @@ def _numbers(source: FileReader, scan: PickleScan, storages: dict[str, tuple[int
 
 def _span(number: int, at: int, size: int, storage: Storage) -> zero_pages.Span:
     item = torch_pickle.item_bytes(storage.kind) or 1
-    # memory that no tensor uses may hold zeros from where they happen to begin
+    # memory that no tensor uses may hold zeros anywhere
     floating = numerics.kind_of(storage.kind) is not None and (storage.begin, storage.end) == (0, storage.count)
     return zero_pages.Span(f"storage {number}", at, at + size, item, (storage.row or storage.count) * item or item, floating)

@@ -230,7 +230,7 @@ def _check_storages(scan: PickleScan, records: dict[bytes, ZipRecord], prefix: b
 
 
 def _check_record(source: FileReader, record: ZipRecord, storage: Storage | None, *, has_crcs: bool) -> NonFinite | None:
-    """Read a record once: compare its CRC, and give the values that are not finite where it holds floating numbers. Raises Damaged."""
+    """Read a record once: compare its CRC, and return the values that are not finite if it holds floating numbers. Raises Damaged."""
     kind = None if storage is None else numerics.kind_of(storage.kind)
     numbers = None if kind is None else numerics.NumericsScan(kind)
     begin, length = (0, 0) if storage is None else torch_pickle.span(storage)

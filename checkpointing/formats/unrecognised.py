@@ -28,7 +28,7 @@ def examine(source: FileReader, suffix: str, *, bulk: bool) -> Examination:  # n
     if not head:
         return Examination(Verdict.BAD, "torn: the file is empty")
     if head == _LONE_PROTO_BYTE:
-        return Examination(Verdict.BAD, "torn: one byte, with which a pickle begins")
+        return Examination(Verdict.BAD, "torn: it holds the first byte of a pickle and nothing else")
     if not any(head):
         return Examination(Verdict.BAD, "torn: it begins with zeros, so its data never reached the disk")
     return Examination(Verdict.UNVERIFIABLE, "a file of no known format: it holds nothing to check it against")

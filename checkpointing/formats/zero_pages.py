@@ -9,7 +9,7 @@ these count, in tensors of floating numbers:
 * in a tensor of several dimensions, zeros that begin within one row, cover at least one, and end within a third.
 
 A tensor with more than `_MOST_RUNS` such stretches is sparse by itself and counts for nothing. Nor does a stretch whose uneven end the rows
-around it explain: the same columns are zero there as well, or zeros are so frequent that some more beside a row of zeros are no wonder.
+around it explain: the same columns are zero there as well, or zeros are so frequent that more beside a row of zeros are not a surprise.
 
     0 0 0 5 7 0    a fresh Adam state, or pruned weights: the zeros from the first row's end on cover the second row and
     0 0 0 0 0 0    continue in the third, because the last column and the first three are zero in every row
@@ -37,7 +37,7 @@ _NOT_ZERO: Final = re.compile(rb"[^\0]")
 _STRIDE: Final = 1 << 16
 _WINDOW: Final = 1 << 16  # bytes of a row that are looked at beside a border
 _ROWS: Final = 3  # rows that are looked at on each side of a stretch
-#: Zeros beside a row of zeros are no wonder if so many come by chance more often than this; at a page's border zeros rarely begin or end.
+#: Zeros beside a row of zeros are not a surprise if so many come by chance more often than this; few begin or end at a page's border.
 _CHANCE: Final = 1e-4
 _CHANCE_AT_PAGE: Final = 0.1
 
@@ -87,7 +87,7 @@ class ZeroPageScan:
         return next((hole.text for hole in holes if not _is_explained(hole, self._read)), "")
 
     def feed(self, piece: bytes | memoryview) -> None:
-        """Look at the bytes that follow those seen before."""
+        """Examine the bytes that follow those seen before."""
         data = bytes(piece)
         at = 0
         while at < len(data):
@@ -188,7 +188,7 @@ def _is_usual(hole: _Hole, read: Callable[[int, int], bytes], rows: Collection[i
 
 
 def _parts(hole: _Hole, read: Callable[[int, int], bytes], row: int, left: int, right: int) -> tuple[bytes, int, bytes]:
-    """Return some columns of a row: those before the hole, how many bytes of them lie in it, and those behind it."""
+    """Return some columns of a row: those before the hole, how many bytes of them lie in it, and those after it."""
     at = hole.span.begin + row * hole.span.row + left
     content = read(at, right - left)
     cut = min(max(0, hole.start - at), len(content))

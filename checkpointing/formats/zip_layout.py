@@ -102,10 +102,10 @@ def read_records(source: FileReader) -> tuple[ZipRecord, ...]:
 
 
 def length_at(source: FileReader, offset: int) -> int | None:
-    """Return the length of the zip that begins at `offset` of a longer file, None if none ends there: other zips may follow it.
+    """Return the length of the zip that begins at `offset` of a longer file, None if it has no end. Other zips may follow it.
 
-    Its end record is found by its magic. It is the right one if the directory that it names lies right before it, counted from `offset`:
-    the content of a record that looks like an end record names another place. Raises Interrupted, OSError, Short.
+    The end record is found by its magic. It is the right one if the directory that it names lies right before it, counted from `offset`.
+    A record whose content merely looks like an end record names another place. Raises Interrupted, OSError, Short.
     """
     at, kept = offset, b""
     while at < source.size:
@@ -149,7 +149,7 @@ def _find_end(source: FileReader) -> _End:
     tail_bytes = min(source.size, _END.size + _MAX_COMMENT)
     tail_at = source.size - tail_bytes
     tail = source.read(tail_at, tail_bytes)
-    # the end record is the last thing in the file but for its own comment
+    # nothing follows the end record but its own comment
     at = tail.rfind(_END_MAGIC)
     while at >= 0:
         if at + _END.size <= len(tail):
@@ -168,7 +168,7 @@ def _find_end(source: FileReader) -> _End:
 def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
     _, disk, directory_disk, count_here, count, size, offset, _ = fields
     if disk not in (0, _FULL16) or directory_disk not in (0, _FULL16):
-        unsupported("a zip of several parts")
+        unsupported("a split zip")
     if count_here != count:
         damaged("the end record contradicts itself about the number of records")
     # if the directory ends exactly at the end record, there is no zip64 end record
@@ -179,20 +179,20 @@ def _resolve_end(source: FileReader, at: int, fields: tuple[int, ...]) -> _End:
 
 
 def _resolve_end64(source: FileReader, at: int, small: tuple[int, int, int]) -> _End:
-    """Read the locator and the zip64 end record before the end record at `at`; `small`: count, size and offset of the latter."""
+    """Read the locator and the zip64 end record before the end record at `at`; `small`: its count, size and offset."""
     locator_at = at - _LOCATOR.size
     magic, end_disk, end64_at, disks = _LOCATOR.unpack(source.read(locator_at, _LOCATOR.size)) if locator_at >= 0 else (b"", 0, 0, 0)
     if magic != _LOCATOR_MAGIC:
         damaged(f"the zip directory is not where the end record says ({at - small[1] - small[2]} bytes off)")
     if end_disk or disks != 1:
-        unsupported("a zip of several parts")
+        unsupported("a split zip")
     if end64_at + _END64.size > locator_at:
         damaged("the zip64 end record is not where its locator says")
     magic, length, _, _, disk, directory_disk, count_here, count, size, offset = _END64.unpack(source.read(end64_at, _END64.size))
     if magic != b"PK\x06\x06" or end64_at + 12 + length != locator_at:
         damaged("the zip64 end record is not where its locator says")
     if disk or directory_disk or count_here != count:
-        unsupported("a zip of several parts")
+        unsupported("a split zip")
     for name, narrow, wide, full in zip(
         ("count", "size", "offset"), small, (count, size, offset), (_FULL16, _FULL32, _FULL32), strict=True
     ):
@@ -233,7 +233,7 @@ def _entry(name: bytes, fields: tuple[int, ...], extra: bytes) -> ZipRecord:
     if flags & _FLAG_ENCRYPTED:
         unsupported(f"record {show(name)} is encrypted")
     if fields[13] not in (0, _FULL16):
-        unsupported(f"record {show(name)} is in another part of a zip of several")
+        unsupported(f"record {show(name)} is in another part of a split zip")
     if fields[15] & _ATTRIBUTE_DIRECTORY and size:
         # torch's reader (miniz) then extracts nothing and returns uninitialised memory: seen with torch 2.13
         damaged(f"record {show(name)} is marked as a directory")
@@ -287,7 +287,7 @@ def _check_descriptor(source: FileReader, record: ZipRecord, at: int, limit: int
             continue
         if raw.startswith((_DESCRIPTOR_MAGIC + body, body)):
             return
-    damaged(f"what follows record {show(record.name)} does not agree with the zip directory")
+    damaged(f"the data descriptor of record {show(record.name)} disagrees with the zip directory")
 
 
 def show(name: bytes) -> str:

@@ -33,7 +33,7 @@ class FileCopy:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        """Close the file. Without `finish` before it, it is no copy."""
+        """Close the file. Without `finish` before it, it is not a copy."""
         self.close()
 
     def write(self, piece: memoryview) -> None:

@@ -7,7 +7,7 @@ import functools
 import mmap
 from typing import Any
 
-#: Of a page's byte only this bit has a meaning (mincore(2)).
+#: Only this bit of a page's byte has a meaning (mincore(2)).
 _LOWEST_BIT = bytes(byte & 1 for byte in range(256))
 
 

@@ -25,7 +25,7 @@ BLOCK_BYTES: Final = 8 << 20
 _BLOCKS_AHEAD: Final = 5  # the kernel reads 16 MiB ahead at most on the file systems that we know (Lustre, NFS over fast links)
 _RESIDENT: Final = 0.5  # a block of which more is in the page cache stays there
 UNLIMITED: Final = 1e18  # no disk gives that; finite, since no time at all may pass between two calls
-#: Of the time that a background read takes, so much passes before the next: the rate follows the disk and leaves a tenth of it to the job.
+#: This share of a background read's time passes before the next read: the rate follows the disk, and leaves a tenth of it to the job.
 _REST: Final = 0.1
 _LONGEST_REST_S: Final = 1.0  # a read of a chunk that took longer was held up by something else
 _YIELD_BYTES: Final = 32 << 20  # between two looks whether the job saves: a smaller checkpoint is read at once, which no save notices
@@ -42,7 +42,7 @@ class Short(Exception):  # noqa: N818 -- a fact about the file, not a program er
 
 
 class NotRegular(Exception):  # noqa: N818 -- a fact about the path, not a program error
-    """The path is no regular file. `what` names its real kind."""
+    """The path is not a regular file. `what` names its real kind."""
 
     def __init__(self, subject: str) -> None:
         """Keep its kind."""
@@ -271,7 +271,7 @@ class FileReader:
     def _was_resident(self, block: int) -> bool:
         """Return whether a block was in the page cache before this reader came near it.
 
-        The blocks behind it are asked for as well, before the kernel reads ahead into them.
+        The blocks after it are asked for as well, before the kernel reads ahead into them.
         """
         for number in range(block, block + _BLOCKS_AHEAD):
             if number not in self._resident:

@@ -310,7 +310,7 @@ class RowFile:
             return True
 
     def _append(self) -> None:
-        """Append the unwritten rows, behind the last whole line: readers may have all lines before it, and none has a torn one.
+        """Append the unwritten rows, after the last whole line: readers may have all lines before it, and none has a torn one.
 
         After a sync that failed the pages of the lines may count as written: only another file is sure to have them.
         """
@@ -362,7 +362,7 @@ class RowFile:
 
 
 def _line(table: str, key: str, content: object) -> bytes:
-    """Return a line. JSON's own escapes carry the bytes of a path that are no UTF-8."""
+    """Return a line. JSON's own escapes carry the bytes of a path that are not UTF-8."""
     row = {"row": table, "key": key} if content is None else {"row": table, "key": key, "is": content}
     return json.dumps(row, separators=(",", ":")).encode("ascii") + b"\n"
 
@@ -371,7 +371,7 @@ def _decoded(line: bytes) -> tuple[tuple[str, str], object]:
     """Return the name of a row, and its content: None where it is gone. Raises ValueError, KeyError and TypeError for another line."""
     try:
         row = _ROWS.decode(line)
-    except msgspec.DecodeError:  # for msgspec a path that is no UTF-8 is no JSON
+    except msgspec.DecodeError:  # for msgspec a path that is not UTF-8 is not JSON
         other: dict[str, Any] = json.loads(line.decode("ascii"))  # of bytes it would take zeros for another encoding
         return (str(other["row"]), str(other["key"])), other.get("is")
     return (row.row, row.key), None if row.content is msgspec.UNSET else row.content

@@ -59,7 +59,7 @@ class ReadOptions:
 
 
 class Tree:
-    """The content of a directory. `entries` holds files and whatever else is no directory, `directories` those, both by relative path."""
+    """The content of a directory. `entries` holds files and all else that is not a directory, `directories` those, by relative path."""
 
     def __init__(self, path: str, reading: ReadOptions | None = None, *, levels: int = MOST_LEVELS) -> None:
         """List `path`, no deeper than `levels` directories (1: its own names alone, 0: nothing yet). Raises OSError."""

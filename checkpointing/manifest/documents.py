@@ -334,19 +334,19 @@ def _inner_path(value: object) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ManifestDamaged(f"{value!r} is no text")
+        raise ManifestDamaged(f"{value!r} is not text")
     return value
 
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ManifestDamaged(f"{value!r} is no count")
+        raise ManifestDamaged(f"{value!r} is not a count")
     return value
 
 
 def _pair(value: object) -> tuple[int, int]:
     if not isinstance(value, list):
-        raise ManifestDamaged(f"{value!r} is no pair")
+        raise ManifestDamaged(f"{value!r} is not a pair")
     epoch, step = value
     return _count(epoch), _count(step)
 
@@ -359,7 +359,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_fraction(text: str) -> int:
-    raise ManifestDamaged(f"{text} is no integer")
+    raise ManifestDamaged(f"{text} is not an integer")
 
 
 def _canonical(document: object) -> bytes:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 STALL_S: Final = 60.0
 _REPORT_EVERY_S: Final = 10.0
-#: Less than this within STALL_S is no progress: at such a rate a gibibyte takes four days.
+#: Less than this within STALL_S is not progress: at such a rate a gibibyte takes four days.
 LEAST_BYTES: Final = 256 << 10
 
 T = TypeVar("T")

@@ -402,7 +402,7 @@ def parts_of(file: File, part_bytes: int) -> list[tuple[int, int, int]]:
 
 
 def _has_etag(token: str, parts: Sequence[FileRange]) -> bool:
-    """Return whether an ETag is the MD5 of these parts; False where it is no MD5 at all."""
+    """Return whether an ETag is the MD5 of these parts; False where it is not a MD5 at all."""
     if len(parts) == 1:
         return len(token) == MD5_HEX and parts[0].md5().hex() == token
     if not token.endswith(f"-{len(parts)}"):

@@ -200,7 +200,7 @@ class UploadSwept(ReaderEvent, frozen=True, tag="swept"):
 
 
 class ReaderDied(ReaderEvent, frozen=True, tag="died"):
-    """Of the program that runs it: the process died, and is started again after `wait_s`. last_line: of its stderr."""
+    """The reader process died, and is started again after `wait_s`: from its parent. last_line: the last one of its stderr."""
 
     code: int
     wait_s: float

@@ -120,7 +120,7 @@ def digested(verification: Verification, job: str, reading: ReadOptions, number:
 
 
 def part_of(order: ReadCheckpoint, job: str, reading: ReadOptions) -> PartRead | None:
-    """Read the part of a checkpoint of several nodes; None if it is no part, or changed meanwhile. Raises Interrupted."""
+    """Read the part of a checkpoint of several nodes; None if it is not a part, or changed meanwhile. Raises Interrupted."""
     part = verify_part(order.path, reading, own=order.own)
     if part is None:
         return None

@@ -6,7 +6,7 @@ outlive its supervisor; after a kill at any byte the next process gets the unans
 
 Mirrors that cannot be used are refused with an alert; checkpoints are read all the same.
 
-Exit code 0 after `finish` or the end of stdin; 78 if the first line is no configuration.
+Exit code 0 after `finish` or the end of stdin; 78 if the first line is not a configuration.
 """
 
 from __future__ import annotations

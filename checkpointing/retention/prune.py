@@ -50,7 +50,7 @@ class PruneRow:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """One that the policy does not keep. `reason`: why it stays; "" if it was removed, or would be."""
+    """A checkpoint that the policy does not keep. `reason`: why it stays; "" if it was removed, or would be."""
 
     path: str
     step: int | None

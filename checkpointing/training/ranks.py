@@ -116,7 +116,7 @@ class Ranks:
         try:
             whereabouts.OwnTask.work = self._coming_keys()
             yield
-        except BaseException as error:  # DCP's CheckpointException is no Exception; a KeyboardInterrupt leaves the others waiting as well
+        except BaseException as error:  # DCP's CheckpointException is not an Exception; a KeyboardInterrupt leaves the others waiting too
             if self.store is not None and not self._failed:
                 self._failed = True
                 text = " ".join(str(error).split())[:_MOST_OF_AN_ERROR]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"step-(\d{8,18})(\.pt)?")
 _MOST_STEPS: Final = 10**18  # what such a name has room for
-_METADATA: Final = ".metadata"  # of DCP: without it a directory is no checkpoint of `save`
+_METADATA: Final = ".metadata"  # of DCP: without it a directory is not a checkpoint of `save`
 _PROBE_BYTES: Final = 4 << 20
 _FREE_SPACE: Final = "free space there, or save elsewhere; the checkpoints that were there are untouched"
 _ELSEWHERE: Final = "give save a path that can be written to; the checkpoints that were there are untouched"
@@ -109,7 +109,7 @@ def step_of(step: Any, failure: str) -> int:  # noqa: ANN401 -- whatever a scrip
     except TypeError:
         number = -1
     if not 0 <= number < _MOST_STEPS:
-        raise CheckpointingError(f"{failure}: step={step!r} is no step", hint="give step= an integer of at least 0")
+        raise CheckpointingError(f"{failure}: step={step!r} is not a step", hint="give step= an integer of at least 0")
     return number
 
 
@@ -126,7 +126,7 @@ def has_shards(state: Any) -> bool:  # noqa: ANN401 -- as in save
 
 
 def prune(directory: str, keep: int, step: int) -> list[str]:
-    """Remove, of what `save` named in `directory`, all but the `keep` newest up to `step`, and give the paths; later steps stay.
+    """Remove what `save` named in `directory`, except the `keep` newest up to `step`, and return the paths; later steps stay.
 
     A directory without DCP's `.metadata` is not of `save`, whatever its name.
     """

@@ -66,7 +66,7 @@ def kernel_log(now: Readings, before: Readings | None, _limits: Thresholds) -> I
 
 
 def _key(row: dict[str, Json]) -> tuple[Json, ...]:
-    """Return the identity of an event. Line number and count are no part of it: a copy of the log is read from its end."""
+    """Return the identity of an event. Line number and count are not part of it: a copy of the log is read from its end."""
     at = row.get("last_time")
     return row.get("kind"), row.get("code"), row.get("pci"), row.get("subject"), row.get("line") if at is None else at
 

@@ -181,7 +181,7 @@ class Correlator:
             whole.reason = match.form.meaning
 
     def _absorb(self, builder: EventBuilder, entry: Entry) -> None:
-        """Add the parts that came just before: they are no findings by themselves."""
+        """Add the parts that came just before: they are not findings by themselves."""
         if builder.form.role is Role.PART:
             return
         for earlier in reversed(self._builders[-16:]):

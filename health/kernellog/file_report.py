@@ -41,7 +41,7 @@ _OTHERS: Final = {
         "Let journalctl read it: `journalctl --file {path} -k | supervise doctor --kernel-log -`.",
     ),
 }
-#: The largest share of bytes that are no UTF-8. A log in another encoding has a few such letters.
+#: The largest share of bytes that are not UTF-8. A log in another encoding has a few such letters.
 _FOREIGN_SHARE: Final = 0.1
 _BEGINNING: Final = 8192
 _SHOWN: Final = 160
@@ -63,7 +63,7 @@ class LogUnreadableError(Exception):
 
 
 class LogFormError(ValueError):
-    """A file that is no text of a log. hint: the command that makes one of it."""
+    """A file that is not a text of a log. hint: the command that makes one of it."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(message)
@@ -111,7 +111,7 @@ def _bytes_of(path: str) -> BufferedReader:
 def _text(data: BufferedReader | gzip.GzipFile, begins: bytes) -> TextIO:
     utf_16 = begins[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     if not utf_16 and begins.decode("utf-8", "replace").count("\ufffd") > _FOREIGN_SHARE * len(begins):
-        raise LogFormError("it is no text", "Save one: `dmesg > FILE`, or `journalctl -k > FILE`.")
+        raise LogFormError("it is not text", "Save one: `dmesg > FILE`, or `journalctl -k > FILE`.")
     return TextIOWrapper(data, "utf-16" if utf_16 else "utf-8", "replace", newline="\n")
 
 

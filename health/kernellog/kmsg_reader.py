@@ -73,7 +73,7 @@ class KmsgRecord:
 
 
 def parse(data: bytes) -> KmsgRecord | None:
-    """Return a record of the kernel; None for another facility, or for bytes that are no record.
+    """Return a record of the kernel; None for another facility, or for bytes that are not records.
 
     The lines after the first one are key=value pairs about the device. Nothing here needs them.
     """

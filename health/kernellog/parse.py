@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LONGEST_LINE = 12288
-#: Of a row of JSON: a message of LONGEST_LINE bytes that are no text is a list of numbers.
+#: The bytes of a row of JSON: a message of LONGEST_LINE bytes that are not text is a list of numbers there.
 LONGEST_ROW = 1 << 20
 #: A document of JSON, of several lines, is held as a whole: this much of it, in characters.
 LONGEST_DOCUMENT = 1 << 26
@@ -63,7 +63,7 @@ _RFC5424 = re.compile(r"(?P<host>\S+) kernel (?:-|\d+) \S+ (?:-|\[[^\]]*\]) (?:\
 _OTHERS = re.compile(r"(?P<host>[\w.@-]+) (?P<tag>[\w./@()-]+?)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)")
 #: Messages whose beginning looks like a host and a program.
 _DRIVER = re.compile(r"(?:nvme|mlx\d_core|pcieport|amdgpu|nvidia|EDAC|XFS|BTRFS|EXT4-fs|NETDEV|INFO:|watchdog:) ")
-#: Marks of the kernel's behind a time or a prefix of unknown form: its tag, the time of dmesg, or a date in brackets.
+#: Marks of the kernel's after a time or a prefix of unknown form: its tag, the time of dmesg, or a date in brackets.
 _UNREAD = re.compile(
     r"(?:(?:[^:]|(?<=\d):(?=\d\d)){1,120}? kernel: ?|[^\[]{1,80}?(?=\[ *\d{1,12}\.\d{6}\] )|\[[^\[\]]{0,40}\d\d:\d\d:\d\d[^\[\]]{0,20}\] ?)"
     r"(?:\[ *(?:\d{1,12}\.\d{6}|[TC]\d+)\] ?)*"
@@ -337,7 +337,7 @@ def _of_dmesg(row: dict[str, Any], line: str, number: int) -> Entry | None:
 
 def _of_journal(row: dict[str, Any], line: str, number: int) -> Entry | None:
     message = row.get("MESSAGE")
-    if isinstance(message, list):  # bytes that are no text
+    if isinstance(message, list):  # bytes that are not text
         message = bytes(byte for byte in message if isinstance(byte, int) and 0 <= byte < 256).decode("utf-8", "replace")  # noqa: PLR2004  a byte
     if not isinstance(message, str):
         return None

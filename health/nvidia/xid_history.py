@@ -111,7 +111,7 @@ class EventIndex:
         return Recurrence(sum(same.values()), where, alike)
 
     def before(self, event: XidEvent, codes: frozenset[int] | None, within_s: float = ECHO_S) -> XidEvent | None:
-        """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is no echo)."""
+        """Return the first other event shortly before this one, on whatever GPU: of these codes (None: of any that is not an echo)."""
         begin = 0 if self._times is None or event.t is None else bisect_left(self._times, event.t - within_s)
         for earlier in islice(self._events, begin, None):
             if earlier is event:

@@ -249,5 +249,5 @@ def lookup(code: int) -> Xid | None:
 
 
 def lookup_text(code: str) -> Xid | None:
-    """Return the row of an Xid given as text; None for an unlisted number, or a text that is no number."""
+    """Return the row of an Xid given as text; None for an unlisted number, or a text that is not a number."""
     return lookup(int(code)) if code.isascii() and code.isdigit() and len(code) <= _LONGEST_CODE else None

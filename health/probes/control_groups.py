@@ -105,6 +105,6 @@ def _unescaped(text: str) -> str:
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/cgroup")  # noqa: PTH115 -- a name that is no path
+        return os.readlink("/proc/self/ns/cgroup")  # noqa: PTH115 -- a name that is not a path
     except OSError:
         return FIRST_NAMESPACE

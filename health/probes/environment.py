@@ -63,7 +63,7 @@ PACKAGES: Final = (
     "xformers",
 )
 _LIBRARIES: Final = ("nvidia-nccl-", "nvidia-cudnn-", "nvidia-cuda-runtime-", "nvidia-cublas-")
-#: Of all that git is asked: less than this probe's deadline.
+#: The time for all questions to git: less than this probe's deadline.
 _GIT_S: Final = 3.0
 
 

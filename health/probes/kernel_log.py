@@ -1,7 +1,7 @@
 """The trouble in the kernel's log since the boot, as far back as it is kept.
 
 Reads /dev/kmsg; where that may not be read the journal, then the files that syslog writes. Yields, of `kernel`: `kernel.findings` (a list
-of findings, each with `last_time`, the time of its last line by the log's own clock, and `age_s`; both None if unknown), `kernel.source`,
+of findings, each with `last_time`, the time of its last line on the log's own clock, and `age_s`; both None if unknown), `kernel.source`,
 `kernel.overruns` (how often records were overwritten before they were read). Of a file of syslog's, whose lines may lack the year,
 `last_time` is in wall seconds. If nothing can be read, `kernel.source` has the reasons as its problem, and `kernel.findings` has the same
 or, if access was denied, PERMISSION. Otherwise a log that nobody can read would look healthy. A session reads each record of /dev/kmsg
@@ -116,7 +116,7 @@ class KernelLogSession:
 
 
 def _is_own(text: str) -> bool:
-    """Return whether the line names this process or its parent as `(pid N)`: a driver's message about our own reading is no finding."""
+    """Return whether the line names this process or its parent as `(pid N)`: a driver's message about our own reading is not a finding."""
     return f"(pid {os.getpid()})" in text or f"(pid {os.getppid()})" in text
 
 

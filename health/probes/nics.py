@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 _ROOT: Final = Path("/")
 _UP, _LOOPBACK = 0x1, 0x8
-#: Of a row of /proc/net/route: interface, destination, flags, metric, mask.
+#: Columns of a row of /proc/net/route: interface, destination, flags, metric, mask.
 _INTERFACE, _DESTINATION, _FLAGS, _METRIC, _MASK, _ROUTE_FIELDS = 0, 1, 3, 6, 7, 8
-#: Of a row of /proc/net/ipv6_route, whose numbers are hexadecimal: destination, its length, metric, interface.
+#: Columns of a row of /proc/net/ipv6_route, whose numbers are hexadecimal: destination, its length, metric, interface.
 _DESTINATION_6, _LENGTH_6, _METRIC_6, _INTERFACE_6, _ROUTE_FIELDS_6 = 0, 1, 5, 9, 10
 COUNTERS: Final = (
     "rx_bytes",

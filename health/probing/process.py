@@ -43,7 +43,7 @@ def main() -> None:
     """Answer requests until stdin ends."""
     requests: SimpleQueue[bytes | None] = SimpleQueue()
     out = os.dup(1)
-    os.dup2(2, 1)  # a library's prints are no answer
+    os.dup2(2, 1)  # a library's prints are not an answer
     threading.Thread(target=_listen, args=(requests,), name="requests", daemon=True).start()
     sessions: dict[str, ProbeSession] = {}
     _send(out, {"ready": True})

@@ -54,7 +54,7 @@ _SAMPLES: Final = 5
 _BETWEEN_SAMPLES_S: Final = 0.02
 #: A process that does not rest for this long is running.
 _RESTLESS_S: Final = 0.5
-#: No answer is as long as that: its writer is no prober.
+#: No answer is as long as that: its writer is not a prober.
 _LONGEST_ANSWER: Final = 64 << 20
 _CHUNK: Final = 1 << 16
 _PROBER: Final = Path(__file__).with_name("process.py")

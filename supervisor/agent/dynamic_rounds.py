@@ -186,7 +186,7 @@ class RoundOps:
         count, returned = len(state.participants), len(self._last.intersection(state.participants))
         expected = max(min(self.returning + self.joining, settings.max_nodes), settings.min_nodes)
         is_back = returned >= min(self.returning, len(self._last))
-        to_come = state.wait_list or (count % self.node_group and getattr(state, "redundancy_list", ()))  # the latter not in every torch
+        to_come = state.wait_list or (count % self.node_group and getattr(state, "redundancy_list", ()))  # not in every torch
         return is_back and count >= expected and (count >= settings.max_nodes or not to_come)
 
     def _with_last_call(self, step: Callable[..., Any], context: Any, deadline: float, *, waits: bool) -> Any:  # noqa: ANN401  as above

@@ -1,7 +1,7 @@
 """The agent's end of the link to the supervisor.
 
 Any thread may send, one thread reads. Sending never raises: without a supervisor the reader sees the end of the stream, and the guardian
-ends the agent. A line that is no command raises ValueError; that is an internal error and never the job's fault.
+ends the agent. A line that is not a command raises ValueError; that is an internal error and never the job's fault.
 """
 
 from __future__ import annotations

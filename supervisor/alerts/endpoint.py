@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 #: Answers that ask for another try; every other 4xx, and every 3xx, will not get better by itself.
 RETRY_STATUS = frozenset({408, 425, 429})
 SERVER_ERRORS = range(500, 600)
-#: Of the answer's body: bytes to read, bytes to show, and how long it may take after the status.
+#: The answer's body: bytes to read, bytes to show, and how long it may take after the status.
 _ANSWER_BYTES = 2048
 _ANSWER_SHOWN = 200
 _ANSWER_S = 0.5
@@ -240,7 +240,7 @@ def _proxy(parts: SplitResult) -> tuple[str, str]:
 
 
 def sign(secret: bytes, now: int, body: bytes) -> str:
-    """Give the hex HMAC-SHA256 of `now` (Unix seconds) + "." + body."""
+    """Return the hex HMAC-SHA256 of `now` (Unix seconds) + "." + body."""
     return hmac.new(secret, b"%d." % now + body, hashlib.sha256).hexdigest()
 
 
@@ -265,7 +265,7 @@ def _fault(url: str, scheme: str, host: str | None, port: int | None) -> str | N
     if not host or port == 0:
         return "it names no host"
     if not url.isascii() or any(ord(char) <= ord(" ") for char in url):
-        return f"behind the host {host!a} is a blank or a character outside ascii"
+        return f"a blank or a character outside ascii comes after the host {host!a}"
     return None
 
 

@@ -86,7 +86,7 @@ class AlertEventRow(Struct, frozen=True):
 
     sentence: for people, with {subject} and {when} for the alert's, and {whose} for its rank and node; of an incident text.py writes its
     own. The part before its first comma, colon or full stop is in the title. advice: what a person does. command: what shows or ends it, as
-    the words behind `supervise`; "": `why` of its incident, else `status`.
+    the words after `supervise`; "": `why` of its incident, else `status`.
     """
 
     severity: AlertSeverity

@@ -22,7 +22,7 @@ class TryThreads:
         self._hanging: list[threading.Thread] = []
 
     def run(self, deliver: Callable[[], Outcome], deadline_s: float, give_up: Callable[[], None] = lambda: None) -> Outcome:
-        """Return what `deliver` returned within `deadline_s`. Behind the deadline `give_up` is called, which ends it if it can."""
+        """Return what `deliver` returned within `deadline_s`. After the deadline `give_up` is called, which ends it if it can."""
         outcomes: list[Outcome] = []
 
         def run() -> None:

@@ -1,7 +1,7 @@
-"""Says which checkpoints are out of use since an earlier run, why, and which command withdraws that.
+"""Says which checkpoints are out of use since an earlier run, why, and which command puts them back into use.
 
-A run that steps back from a checkpoint, and trains from an older one, leaves the other out of use for the runs after it (origin/order.py).
-Then the next run resumes from an older one and overwrites newer ones, and a person has to know of that before.
+A run that steps back from a checkpoint and trains from an older one leaves the newer one out of use for later runs (origin/order.py). The
+next run then resumes from an older checkpoint and overwrites newer ones. A person has to know that before it happens.
 """
 
 from __future__ import annotations

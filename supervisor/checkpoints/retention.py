@@ -77,7 +77,7 @@ class Retention:
 
     @contextlib.contextmanager
     def copying(self, candidate: Candidate) -> Iterator[CopyPlan | None]:
-        """Give a place for the copy of a file that the script writes in place, until `keep_copy` was called; None for what needs none."""
+        """Return a place for the copy of a file that the script writes in place, until `keep_copy` was called; None if it needs none."""
         if not self._needs_copy(candidate.path):
             yield None
             return

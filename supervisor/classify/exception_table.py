@@ -37,7 +37,7 @@ BY_CLASS = {
     "RendezvousTimeoutError": Claim(Cause.RENDEZVOUS, 0.95, transient=True),
     "RendezvousClosedError": Claim(Cause.RENDEZVOUS, 0.9, transient=True),
     "SignalException": Claim(Cause.PREEMPTED, 0.8, transient=True),
-    # its message lists "potential root causes", which are no evidence
+    # its message lists "potential root causes", which are not evidence
     **{
         kind: Claim(Cause.KILLED_UNKNOWN, 0.5, transient=True, consequence_of=exits.ANY)
         for kind in ("RayActorError", "ActorDiedError", "WorkerCrashedError", "NodeDiedError")

@@ -28,7 +28,7 @@ _HEX = expression(r"\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0
 _NUMBER = expression(
     r"(?:(?<![\w#.)\]])[-+])?[\d#]+(?:[.,:_-][\d#]+)*(?:[eE][-+]?[\d#]+)?"
 )  # after _HEX, which matches long decimal numbers too
-#: Generated names only ("temperature" and "torch_dtype" distinguish two bugs): tempfile's eight characters, also behind the prefixes of
+#: Generated names only ("temperature" and "torch_dtype" distinguish two bugs): tempfile's eight characters, also after the prefixes of
 #: torchelastic and multiprocessing; mktemp(1)'s; torch's shared memory, named by pid and numbers.
 _TEMPORARY = expression(r"\b(?:(?:tmp|torchelastic_|pymp-)[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{6,12}|torch_\d[\d_]*)(?![A-Za-z0-9_])")
 _DAYS, _MONTHS = "(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)", "(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"

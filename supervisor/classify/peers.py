@@ -1,6 +1,6 @@
 """The other end of a connection that failed, as the evidence names it, and whether it is the job's own: pure.
 
-A server on this machine or in a private network that answers 500 is no store that comes back by itself: somebody of the job started it. A
+A server on this machine or in a private network that answers 500 is not a store that comes back by itself: the job started it. A
 client of an object store is a store's, wherever it is: many a cluster has one of its own.
 """
 

@@ -34,7 +34,7 @@ _RANDOM = expression(r"(?<![A-Za-z0-9+/=_.~-])[A-Za-z0-9+/_.~-]{19,8191}[A-Za-z0
 _JSON = expression(r"^[ \t]*\{[^\n]*\}[ \t]*$", re.MULTILINE)
 #: As `base64` and MIME break it into lines, all but the last of one length.
 _WRAPPED = expression(r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/]{60,76}\r?\n){1,1000}[A-Za-z0-9+/]{1,76}={0,2}(?![A-Za-z0-9+/=])")
-#: Values under a secret's name that are no secret: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
+#: Values under a secret's name that are not secrets: nothing, a switch, a mask, the name of a variable. `${TOKEN:?}` looks like a name and
 #: its value, too.
 _NO_SECRET = expression(r"|none|null|true|false|\*{3,}|<[a-z _-]*>|\$[A-Z_]+|[\"']?\$\{\w+(:\?)?\}[\"']?|\?\}", re.IGNORECASE)
 #: What `digest` returns.

@@ -54,7 +54,7 @@ _OTHER_RANKS = "checkpoint_mismatch.world_size"
 
 
 class Condition(Struct, frozen=True):
-    """Whether the object of a hint was seen. words: behind "where" in docs/reference/causes.md."""
+    """Whether the object of a hint was seen. words: after "where" in docs/reference/causes.md."""
 
     words: str
     holds: Holds

@@ -207,7 +207,7 @@ def is_secret(name: str, value: object) -> bool:
 def is_random(word: str) -> bool:
     """Return whether a word was drawn by chance from capitals, small letters and digits: a token whose issuer nobody knows.
 
-    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are no secrets.
+    Hashes, UUIDs and ids in small letters, paths, addresses, names of classes and kernels, and the mangled names of C++ are not secrets.
     """
     if word[0] in "/~" or ("/" in word and "." in word) or word.startswith("0x") or word.lstrip(".").startswith("_Z"):
         return False

@@ -21,7 +21,7 @@ def _commands_below(context: click.Context, _param: click.Parameter, incomplete:
 @click.command()
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, shell_complete=_commands_below)
 def help_command(words: tuple[str, ...]) -> int:
-    """Without a COMMAND it lists all commands. `supervise help checkpoints verify` is one of two words."""
+    """Without a COMMAND it lists all commands. `supervise help checkpoints verify` shows a command of two words."""
     context = click.get_current_context().find_root()
     named = context.command
     for word in words:

@@ -53,7 +53,7 @@ def test_command(invocation: Invocation, *, sink: str | None) -> int:
 @setting_options(*JOB)
 @click.argument("sink", metavar="[SINK]", required=False)
 def replay_command(invocation: Invocation, *, sink: str | None) -> int:
-    """They go in their order, with the ids that they had. Correct the address or the kind first. 1: one was not taken or cannot be read."""
+    """Alerts go in their order, with their ids. Correct the address or the kind first. Exit code 1: one was refused or cannot be read."""
     settings = invocation.settings()
     return replay(settings, invocation.job(settings), sink)
 

@@ -1,6 +1,6 @@
 """Completion for bash, zsh and fish: `supervise completion`, and the answers that the shell then asks for.
 
-click makes both from the commands themselves. A fact that it cannot know is here: that everything behind `--` is the job's own command,
+click makes both from the commands themselves. A fact that it cannot know is here: that everything after `--` is the job's own command,
 which the shell completes by itself.
 """
 

@@ -37,7 +37,7 @@ def ls_command(invocation: Invocation, *, as_json: bool) -> int:
 @setting_options(*JOB)
 @click.argument("gpu", metavar="UUID|all")
 def clear_command(invocation: Invocation, *, gpu: str) -> int:
-    """Jobs use it from their next start on."""
+    """Jobs use the GPU from their next start on."""
     return clear(invocation.settings(), gpu)
 
 

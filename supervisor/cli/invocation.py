@@ -59,7 +59,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 class Invocation(Struct, frozen=True):
     """The words of the command line.
 
-    flags: by setting key. config: of --config. command: behind `--`; None: there was no `--`. assignments: of each --set.
+    flags: by setting key. config: of --config. command: after `--`; None: there was no `--`. assignments: of each --set.
     """
 
     flags: Mapping[str, Any]
@@ -96,7 +96,7 @@ class Invocation(Struct, frozen=True):
             words = path if path == "supervise" else f"{path} …"
             raise SuperviseError(
                 "no command given: nothing follows `--`" if self.command is not None else "no command given",
-                hint=f"Write it behind `--`, as in `{words} -- torchrun train.py`; `{path} --help` shows all options.",
+                hint=f"Write it after `--`, as in `{words} -- torchrun train.py`; `{path} --help` shows all options.",
                 exit_code=ExitCode.USAGE,
             )
         return settings, command
@@ -115,8 +115,8 @@ class Invocation(Struct, frozen=True):
 def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command the options of these settings, `--config` and `--set`, and pass it an Invocation in their place.
 
-    takes_command: CMD may stand behind `--`; without it that is an error (64). Such a command takes all options of a run, before and
-    behind its name; its help shows those of `keys` alone.
+    takes_command: CMD may stand after `--`; without it that is an error (64). Such a command takes all options of a run, before and
+    after its name; its help shows those of `keys` alone.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +135,7 @@ def setting_options(*keys: str, takes_command: bool = False) -> Callable[[Callab
 
 
 def takes_command(command: click.Command | None) -> bool:
-    """Return whether this command takes a CMD behind `--`."""
+    """Return whether this command takes a CMD after `--`."""
     return bool(getattr(command and command.callback, _TAKES_COMMAND, False))
 
 
@@ -197,7 +197,7 @@ def _options_of(
 
 
 def _completed_assignment(_context: click.Context, _param: click.Parameter, incomplete: str) -> Sequence[str]:
-    """Return the keys, with the sign that a value follows; behind it the choices of that setting."""
+    """Return the keys, with the sign that a value follows; after it the choices of that setting."""
     key, equals, value = incomplete.partition("=")
     if not equals:
         return [f"{row.key}=" for row in ROWS if row.key.startswith(key)]

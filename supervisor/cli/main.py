@@ -1,6 +1,6 @@
 """The command line: `supervise [options] -- CMD...`, and the commands of cli/commands.py.
 
-Everything behind the first `--` is the job's command, verbatim. Before it stand our own options and at most one of our commands; the
+Everything after the first `--` is the job's command, verbatim. Before it stand our own options and at most one of our commands; the
 default is `run`. An error is two lines on stderr: what failed, and what helps. An exception that nobody expected is an internal
 error: 70, and the traceback in a file.
 
@@ -82,7 +82,7 @@ def _version(context: click.Context, _option: click.Parameter, wanted: bool) -> 
     cls=CommandGroup,
     invoke_without_command=True,
     help="Keep a training job alive: start it, watch it, explain each failure, and resume it from a verified checkpoint.",
-    epilog="Everything behind -- is the job's command, verbatim: supervise -- torchrun --nproc-per-node=8 train.py",
+    epilog="Everything after -- is the job's command, verbatim: supervise -- torchrun --nproc-per-node=8 train.py",
     options_metavar=BEFORE_CMD,
     subcommand_metavar="",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 140},
@@ -97,7 +97,7 @@ def root(invocation: Invocation) -> int | None:
         gc.enable()
         return None
     if invocation == Invocation({}, None, None) and not invocation.settings().job.command:
-        stdio.write(sys.stdout, context.get_help() + "\n")  # and behind it the missing word
+        stdio.write(sys.stdout, context.get_help() + "\n")  # and after it the missing word
     run = load_command("run")
     with run.make_context("run", [], parent=context) as of_run:
         result: int = run.invoke(of_run)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: As identity.node_name makes it of a host name: it is the name of a file.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-#: Of a reason in Slurm's list of drained nodes.
+#: The longest reason in Slurm's list of drained nodes.
 _MOST_REASON: Final = 200
 
 
@@ -52,7 +52,7 @@ def group(invocation: Invocation, *, as_json: bool) -> int | None:
 @setting_options(*JOB)
 @json_option
 def ls_command(invocation: Invocation, *, as_json: bool) -> int:
-    """The nodes of the most recent job here, or of --job, and every node that has a ledger in the state directory."""
+    """It lists the nodes of the most recent job here, or of --job, and every node that has a ledger in the state directory."""
     return _ls(invocation, as_json=as_json)
 
 
@@ -75,7 +75,7 @@ def exclude_command(invocation: Invocation, *, node: str, why: str, drain: bool)
 @setting_options(*STATE_DIR)
 @click.argument("node", metavar="NODE")
 def allow_command(invocation: Invocation, *, node: str) -> int:
-    """Its GPUs that are out of use stay so: `supervise nodes clear`."""
+    """GPUs of the node that are out of use stay out of use: `supervise nodes clear` puts them back."""
     return allow(invocation.settings_to_read_with(), node)
 
 

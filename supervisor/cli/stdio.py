@@ -36,7 +36,7 @@ def prepare() -> None:
         sys.stdout = open(sys.stdout.fileno(), "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115  a descriptor
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # file names that are no UTF-8, and arrows in a Latin-1 terminal
+            # file names that are not UTF-8, and arrows in a Latin-1 terminal
             stream.reconfigure(errors="backslashreplace")
 
 

@@ -34,7 +34,7 @@ def usage_error(error: click.UsageError) -> SuperviseError:
         message = f"no such option: {error.option_name}"
         meant = _nearest_option(error.option_name, command)
         more = f"--set SECTION.KEY=VALUE gives any setting (`supervise config show` lists them); {path} --help has the options."
-        hint = f"The nearest is {meant}; options of the job's command go behind `--`." if meant else more
+        hint = f"The nearest is {meant}; options of the job's command go after `--`." if meant else more
     return SuperviseError(message[0].lower() + message[1:], hint=hint, exit_code=ExitCode.USAGE)
 
 
@@ -42,7 +42,7 @@ def _hint_of_extra_words(command: click.Command | None, path: str, hint: str) ->
     """Return the probable meaning of a word too many: a job's command, or its name, as far as this command takes them; else `hint`."""
     if takes_command(command):
         path = "supervise" if path == "supervise run" else path
-        return f"Write the job's command behind `--`, as in `{path} -- torchrun train.py`."
+        return f"Write the job's command after `--`, as in `{path} -- torchrun train.py`."
     if command is not None and any(param.name == "job__name" for param in command.params):
         return f"A job is named with --job, as in `{path} --job NAME`."
     return hint
@@ -56,7 +56,7 @@ def _plain(message: str) -> str:
 
 
 def _nearest_option(option: str, command: click.Command | None) -> str:
-    """Return the option that was probably meant, "" if none is near; the dashes that all have in common are no likeness."""
+    """Return the option that was probably meant, "" if none is near; the dashes that all have in common are not likeness."""
     params = command.params if command is not None else []
     names = {name.lstrip("-"): name for param in params for name in (*param.opts, *param.secondary_opts) if name.startswith("--")}
     return names.get(nearest(option.lstrip("-"), names), "")

@@ -209,7 +209,7 @@ class NodeClient:
             self._is_trying = True
             try:
                 threading.Thread(target=self._try, args=(address,), name="find-coordinator", daemon=True).start()
-            except RuntimeError:  # none to be had, where loaders use up the processes for a moment
+            except RuntimeError:  # no thread can be started: loaders may use up the limit on processes for a moment
                 self._is_trying, self._next_try_t = False, now + RETRY_S
 
     def _try(self, address: CoordinatorAddress) -> None:

@@ -79,7 +79,7 @@ class KeptFile:
             thread = threading.Thread(target=self._write_all, name="kept-file", daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # none to be had
+            except RuntimeError as error:  # no thread can be started
                 self._report(str(error))
                 return
             self._thread = thread

@@ -34,7 +34,7 @@ UNREACHABLE_S = 5
 _PROBE_S = 1  # after so long without a byte the host is asked, and then as often
 #: With which the kernel ends a connection to such a host.
 _UNREACHABLE = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH})
-#: Of the kernel's tcp_info: segments that are not acknowledged, and milliseconds since the last acknowledgement.
+#: Fields of the kernel's tcp_info: segments that are not acknowledged, and milliseconds since the last acknowledgement.
 _TCP_INFO = struct.Struct("24xI28xI")
 
 _Item = TypeVar("_Item")

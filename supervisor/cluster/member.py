@@ -108,7 +108,7 @@ class MemberState(Struct, frozen=True):
 
     @property
     def running_attempt(self) -> SharedAttempt | None:
-        """The same, as long as it has no end."""
+        """The open attempt, as long as it has no end."""
         return self.open_attempt if self.end is None else None
 
 

@@ -64,7 +64,7 @@ class Gone(_Message, frozen=True):
 
 
 class AskNodes(_Message, frozen=True):
-    """A reader, which is no node, asks for the nodes that the coordinator knows. Answered by KnownNodes."""
+    """A reader, which is not a node, asks for the nodes that the coordinator knows. Answered by KnownNodes."""
 
 
 # the coordinator to a node

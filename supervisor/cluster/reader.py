@@ -1,4 +1,4 @@
-"""Asks a coordinator which nodes it knows, from a process that is no node: `supervise status --all-nodes`."""
+"""Asks a coordinator which nodes it knows, from a process that is not a node: `supervise status --all-nodes`."""
 
 from __future__ import annotations
 

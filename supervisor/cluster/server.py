@@ -1,7 +1,7 @@
 """Serves the coordinator (coordinator.py) over TCP, in a thread of its own: no peer and no disk holds up the supervisor's loop.
 
 A connection that sends anything but a greeting and messages is closed, and nobody else notices; one of another version or another job is
-told why first. A node that opens a second connection has lost the first. A reader (reader.py) and a guardian have the key and are no nodes.
+told why first. A node that opens a second connection lost the first. A reader (reader.py) and a guardian have the key but are not nodes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class CoordinatorServer:
     # from any thread
 
     def start(self) -> None:
-        """Begin to serve. Raises RuntimeError where no thread is to be had; its port is free then."""
+        """Begin to serve. Raises RuntimeError if no thread can be started; its port is free then."""
         try:
             self._thread.start()
         except RuntimeError:

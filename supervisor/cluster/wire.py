@@ -38,7 +38,7 @@ def greeting(key: str, version: str = str(PROTOCOL)) -> tuple[bytes, ...]:
 def refusal(message: bytes, key: str, peer: str) -> str:
     """Return why a connection with this first message is refused, for the people of both nodes; "" where it is accepted.
 
-    peer: the address of the node. Raises ConnectionAbortedError where it is no greeting: the peer is not supervise.
+    peer: the address of the node. Raises ConnectionAbortedError where it is not a greeting: the peer is not supervise.
     """
     words = _GREETING.fullmatch(message)
     if words is None:

@@ -1,6 +1,6 @@
 """How often the supervisor looks at something by itself, and how long it waits before a restart. Nobody has to set these.
 
-A test that runs `supervise` as a process shortens all of them by one factor. That is no setting: nothing documents it, and a factor that is
+A test that runs `supervise` as a process shortens all by one factor. It is not a setting: nothing documents it, and a factor that is
 not a number ends the process.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-#: Of the tests alone.
+#: For tests alone.
 FACTOR_VARIABLE: Final = "_SUPERVISE_TEST_INTERVALS"
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SYSTEM_FILE = Path("/etc/supervise/config.toml")
 LOCAL_NAME = "supervise.toml"
-#: Names the file that replaces LOCAL_NAME; supervise's only variable that is no setting.
+#: Names the file that replaces LOCAL_NAME; supervise's only variable that is not a setting.
 CONFIG_VARIABLE = "SUPERVISE_CONFIG"
 
 _BY_KEY = {row.key: row for row in ROWS}
@@ -338,7 +338,7 @@ def _from_environment(environ: Mapping[str, str], take: Any, checked: Callable[[
 
 
 def _unknown_variable(name: str) -> SuperviseError:
-    leaf = {env.removeprefix("SUPERVISE_"): env for env in (*_BY_ENV, CONFIG_VARIABLE)}  # what all have in common is no likeness
+    leaf = {env.removeprefix("SUPERVISE_"): env for env in (*_BY_ENV, CONFIG_VARIABLE)}  # what all have in common is not a likeness
     meant = leaf.get(nearest(name.removeprefix("SUPERVISE_"), leaf), "")
     remedy = f"Write {meant}, or unset {name}" if meant else f"Unset {name}"
     return SuperviseError(

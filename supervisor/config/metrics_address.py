@@ -19,14 +19,14 @@ _WRONG: Final = (errno.EADDRNOTAVAIL, errno.EACCES, errno.EAFNOSUPPORT)
 
 
 def metrics_address(settings: Settings) -> ListenAddress:
-    """Return where to listen. Raises SuperviseError (78, for a flag 64) for a text that is no address."""
+    """Return where to listen. Raises SuperviseError (78, for a flag 64) for a text that is not an address."""
     return listen_address(settings.metrics.listen, "metrics.listen", settings.origin("metrics.listen").exit_code)
 
 
 def require_metrics(settings: Settings) -> None:
     """Raise SuperviseError (78, for a flag 64) for an address that cannot be listened at, or a directory that is not there.
 
-    A port in use is no error: the process that holds it may end, and no job fails for its metrics.
+    A port in use is not an error: the process that holds it may end, and no job fails for its metrics.
     """
     if settings.metrics.listen:
         at = metrics_address(settings)

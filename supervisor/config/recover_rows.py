@@ -193,7 +193,7 @@ def _value(key: str, name: str, value: object, place: str) -> str:
 
 
 def _wrong_flag(name: str) -> str:
-    """Return why a name is no flag that a row can set, "" if it is one."""
+    """Return why a name is not a flag that a row can set, "" if it is one."""
     try:
         declaration.row_flag(name)
     except ValueError as error:

@@ -143,7 +143,7 @@ class Checkpoints:
     )
     read_mib_s: float = setting(
         0.0,
-        "Most that new checkpoints are read at, in MiB per second on a node; 0: no limit.",
+        "The highest rate at which new checkpoints are read, in MiB per second on a node; 0: no limit.",
         "The reading follows the disk, leaves a tenth of its time to the job, and waits while a rank saves or loads.",
         minimum=0,
     )

@@ -208,7 +208,7 @@ class Alert(Struct, frozen=True):
     # the rank that a hang is blamed on, that the others wait for or whose memory grows, and its node; None and "": unknown, or several
     culprit: tuple[int | None, str] = (None, "")
     code: str = ""  # where the culprits of a hang stand, as FILE:LINE; "": unknown
-    when: str = ""  # the subject of a forecast, and its time; "": the alert is no forecast
+    when: str = ""  # the subject of a forecast, and its time; "": the alert is not a forecast
 
 
 class OpenIncident(Struct, frozen=True):

@@ -93,7 +93,7 @@ class AttemptStarted(AttemptEvent, frozen=True):
 class ProgramIdentified(AttemptEvent, frozen=True):
     """The program of the attempt, as it lies on the disk: digests by name (command, script, packages).
 
-    A file that cannot be read now is left out, because a file system that does not answer is no change of the program.
+    A file that cannot be read now is left out, because a file system that does not answer is not a change of the program.
     """
 
     program: tuple[tuple[str, str], ...]
@@ -237,7 +237,7 @@ class CheckpointSelected(AttemptEvent, frozen=True):
     batch: HeldBatch = HeldBatch()
     ever_loaded: bool = False  # ranks of a node were seen to load
     silent: tuple[tuple[str, str], ...] = ()  # those of the refused from which no byte came
-    is_foreign: bool = False  # another training saved `chosen`: it is no progress of this run
+    is_foreign: bool = False  # another training saved `chosen`: it is not progress of this run
     has_saved: bool = True  # ranks of this run were seen to save, or nobody could see it
     without_tracker: WithoutTracker | None = None  # of the newest whole one, if the script finds its checkpoint by itself
 

@@ -122,7 +122,7 @@ def compared(ranks: Mapping[int, RankShares]) -> StepShares | None:
 
 
 def reasons(ranks: Mapping[int, RankShares]) -> dict[int, str]:
-    """Return for each rank, behind its name, of which part it has more than the others; no entry where none differs."""
+    """Return for each rank, after its name, of which part it has more than the others; no entry where none differs."""
     texts = {}
     for rank, own in ranks.items():
         others = [row for number, row in ranks.items() if number != rank]

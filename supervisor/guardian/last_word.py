@@ -37,7 +37,7 @@ class LastWord:
         thread = threading.Thread(target=self._send, args=(self._address,), daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # none to be had: the others notice the silence of this node
+        except RuntimeError:  # no thread can be started: the others notice the silence of this node
             return
         self._thread = thread
 

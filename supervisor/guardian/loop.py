@@ -171,7 +171,7 @@ class GuardianLoop:
             self._tick_s = min(_LAST_TICK_S, 1.5 * self._tick_s)
 
     def _spared(self, scope: str) -> set[int]:
-        """Return the pids that are spared, each with its descendants. A standby is no process of the attempt."""
+        """Return the pids that are spared, each with its descendants. A standby is not a process of the attempt."""
         if scope == "all":
             return set()
         return self._children.standby.pids | (self._children.pids if scope == "orphans" else set())

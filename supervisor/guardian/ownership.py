@@ -55,7 +55,7 @@ AFTER_KILL_S = 3.0
 #: The wait for one answer before others are asked too, and the wait for all answers of one round.
 SLOW_ANSWER_S = 0.2
 ANSWERS_S = 0.5
-#: The wait for a process that was recorded: on a machine under load a late answer is no sign of uninterruptible sleep.
+#: The wait for a process that was recorded: on a machine under load a late answer is not a sign of uninterruptible sleep.
 RECORDED_ANSWER_S = 5.0
 #: The role of a recorded process that KILL was sent to and did not end: it is proven already, and waited for.
 UNKILLED = "unkilled"

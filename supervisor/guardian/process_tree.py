@@ -82,7 +82,7 @@ def below(root: int, processes: dict[int, ProcessStat], spare: Collection[int] =
 
 
 def has_only(pids: Collection[int]) -> bool:
-    """Whether every child of this process is among these, by the kernel's own list; False where the kernel keeps none.
+    """Whether every child of this process is among these: the kernel lists them; False where the kernel keeps none.
 
     A child stays in that list until it is reaped. So if the caller alone reaps, nothing is missed.
     """

@@ -47,7 +47,7 @@ def send(sock: socket.socket, message: Mapping[str, object], fds: Sequence[int] 
 def receive(sock: socket.socket) -> tuple[Any, list[int]] | None:
     """Receive one message, a dict of unchecked fields, and its descriptors (close-on-exec), or None at the end of the link.
 
-    Raises BlockingIOError where nothing is there, ValueError for a packet that is no JSON object.
+    Raises BlockingIOError where nothing is there, ValueError for a packet that is not a JSON object.
     """
     payload, ancillary, flags, _ = sock.recvmsg(PACKET_BYTES, socket.CMSG_LEN(MAX_FDS * _FD_BYTES), socket.MSG_CMSG_CLOEXEC)
     fds = [

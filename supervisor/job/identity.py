@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 SHM = Path("/dev/shm")  # noqa: S108  checked below: a directory of this user, and no symbolic link
-#: Heartbeats and stacks of a large node need about as much; a full /dev/shm is no place for them.
+#: Heartbeats and stacks of a large node need about as much; a full /dev/shm is not a place for them.
 _SHM_NEEDED_BYTES = 1 << 20
 #: The page of the newest look at ranks that stood still: in an attempt's directory, and where `look_path` keeps it.
 LOOK_FILE = "hang.txt"

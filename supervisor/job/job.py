@@ -16,7 +16,7 @@ class Job(Struct, frozen=True):
 
     state: the directory of kept files. scratch: the directory of files that may be lost (in memory): heartbeats, error files, stacks.
     environ: the user's, as it was at our start, with what completes torchrun's options. completed: the names of the latter, which ranks do
-    not get. cookie: marks this run's processes; it is no proof by itself. knobs: those a plan may set.
+    not get. cookie: marks this run's processes; it is not proof by itself. knobs: those a plan may set.
     """
 
     name: str

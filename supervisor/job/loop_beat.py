@@ -1,7 +1,7 @@
 """A file in memory that shows whether a job's deciding loop is alive, for `supervise status --probe`.
 
 The loop itself writes it, about once a second: who it is, until when it is believed to be alive, and whether its ranks train. So a probe
-needs no journal, no lock and no disk: a state directory that hangs is no reason to end a job. The times are those of CLOCK_MONOTONIC, which
+needs no journal, no lock and no disk: a hung state directory is not a reason to end a job. The times are those of CLOCK_MONOTONIC, which
 all processes of a machine share, so that no clock that is set makes a job look dead.
 """
 

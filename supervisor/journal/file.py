@@ -139,7 +139,7 @@ class JournalFile:
 
 
 def _after_last_line(fd: int, size: int) -> int:
-    """Return the offset behind the last line feed: what follows was never finished."""
+    """Return the offset after the last line feed: what follows was never finished."""
     end = size
     while end > 0:
         start = max(0, end - _STEP_BYTES)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.core.actions import Action
     from supervisor.core.events import Event
 
-#: Of the format. Another number for each change that a supervise of the present one would misread.
+#: The version of the format. It changes with each change that a supervise of the present version would misread.
 VERSION = "1"
 EVENTS: dict[str, type[Event]] = {c.__name__: c for c in get_args(events.Event)}
 ACTIONS: dict[str, type[Action]] = {c.__name__: c for c in get_args(actions.Action)}
@@ -168,7 +168,7 @@ class Record(Struct, frozen=True):
 
 
 class Damage(Struct, frozen=True):
-    """Bytes that are no record, `torn` where they are merely the unfinished end. offset and length are bytes."""
+    """Bytes that are not records, `torn` where they are merely the unfinished end. offset and length are bytes."""
 
     offset: int
     length: int
@@ -253,7 +253,7 @@ def unframe(line: bytes, start: int = 0) -> bytes | None:
 
 
 def decode(rec: bytes) -> Record | None:
-    """Return the record that these bytes are; None where they check and yet are no record."""
+    """Return the record that these bytes are; None where they check and yet are not records."""
     try:
         env = _ENVELOPE.decode(rec)
         body = _BODIES[env.kind].decode(env.body) if env.kind in _BODIES else None
@@ -267,7 +267,7 @@ def decode(rec: bytes) -> Record | None:
 
 
 def _complete(taken: EventTaken, t: float) -> None:
-    """Add the keys that are no field of an event."""
+    """Add the keys that are not fields of an event."""
     taken.data.setdefault("t", t)
     taken.data.setdefault("attempt", taken.attempt)
 

@@ -63,7 +63,7 @@ def read(batch: Knob, accum: Knob, world: int) -> Batch | str:
     size, steps = int(batch.value), int(accum.value)
     if accum.counts == "world":
         if steps % world:
-            return f"{accum.how} {steps} is no multiple of the {world} ranks"
+            return f"{accum.how} {steps} is not a multiple of the {world} ranks"
         steps //= world
     return Batch(size, steps, world) if batch.counts != "global" else _of_global(batch, steps, world)
 
@@ -72,7 +72,7 @@ def _of_global(batch: Knob, steps: int | None, world: int) -> Batch | str:
     if steps is None:
         return f"{batch.how} is the global batch, and nothing sets the micro-batch"
     if int(batch.value) % (world * steps):
-        return f"{batch.how} {batch.value} is no multiple of {world} ranks × {steps}"  # noqa: RUF001 (the sign)
+        return f"{batch.how} {batch.value} is not a multiple of {world} ranks × {steps}"  # noqa: RUF001 (the sign)
     return Batch(int(batch.value) // (world * steps), steps, world)
 
 
@@ -140,11 +140,11 @@ def for_world(batch: Batch, world: int, *, drift: bool = False) -> Batch | str:
         if total % (world * micro) == 0:
             return replace(batch, micro=micro, accum=None if derived else total // (world * micro), world=world)
     if derived:
-        return f"the global batch {batch} is no multiple of {world} ranks, which its program insists on"
+        return f"the global batch {batch} is not a multiple of {world} ranks, which its program insists on"
     near = [Batch(micro, max(round(total / (world * micro)), 1), world) for micro in range(batch.micro, 0, -1)]
     if drift:
         return min(near, key=lambda b: (abs((b.total or 0) - total), -b.micro))
-    return f"the global batch {batch} is no multiple of {world} ranks"
+    return f"the global batch {batch} is not a multiple of {world} ranks"
 
 
 def changes(new: Batch, batch: Knob, accum: Knob) -> tuple[Change, ...]:

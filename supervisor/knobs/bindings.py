@@ -6,12 +6,12 @@ knobs/conflicts.py holds the rules on the bindings of one job.
 A binding is one of
     Flag         --batch-size 32 | --batch-size=32 | -b 32 | -b32; of several the last counts, as argparse has it; absent: appended
     Pair         --set batch=32: a flag whose value is a template; absent together with its flag: both are appended
-    Override     trainer.batch_size=32, +trainer.batch_size=32: Hydra's words; absent: behind the last override
+    Override     trainer.batch_size=32, +trainer.batch_size=32: Hydra's words; absent: after the last override
     Placeholder  {batch_size} anywhere in the command, which is then a template
     Env          a variable: no word of the command
     Shares       the plan of unequal GPUs, in a variable of supervise: no word of the command
     FileKey      a key in a file that the command names by a word or a flag of its own: the word is set to the path of a copy
-Words behind a `--` belong to the script: they are neither read nor changed, and new words go in front of it.
+Words after a `--` belong to the script: they are neither read nor changed, and new words go in front of it.
 A word is a value if it does not begin with "-" or is a negative number: only the script's own parser knows more.
 """
 
@@ -32,9 +32,9 @@ NAMES = (
     *("batch_size", "grad_accum", "num_workers", "activation_checkpointing", "cpu_offload", "mixed_precision"),
     *("skip_window", "group_timeout", RESUME),
 )
-#: Those that hold a whole number, and the least that it may be.
+#: Knobs that hold a whole number, and the least that it may be.
 LEAST = {"batch_size": 1, "grad_accum": 1, "num_workers": 0, "group_timeout": 1}
-#: Those that are off in the user's command, and may be turned on (value "on").
+#: Knobs that are off in the user's command, and may be turned on (value "on").
 SWITCHES = frozenset({"activation_checkpointing", "cpu_offload", "mixed_precision"})
 ON = "on"
 #: A grad_accum that counts so is the global batch, which a plan shares out over unequal GPUs (uneven.py).
@@ -101,7 +101,7 @@ class Shares(Struct, frozen=True):
 
 
 class Word(Struct, frozen=True):
-    """A word, or the part of a word behind its "=", that is exactly `text`: how a command names a file."""
+    """A word, or the part of a word after its "=", that is exactly `text`: how a command names a file."""
 
     text: str
 

@@ -50,7 +50,7 @@ def value_at(text: str, form: str, key: str) -> str | None:
             return None
         node = node[name]
     if isinstance(node, dict | list):
-        raise EditError(f"{key} is no single value")
+        raise EditError(f"{key} is not a single value")
     if form == "yaml" and type(node) is str:
         node = _YAML_WORDS.get(node.lower(), node)
     if isinstance(node, bool):
@@ -88,7 +88,7 @@ def file_text(argv: Sequence[str], place: FileKey, cwd: Path) -> tuple[str, str]
     if not name:
         return None
     if Path(name).suffix not in bindings.FORMS:
-        raise EditError(f"{name} is no file of a known form ({', '.join(bindings.FORMS)})")
+        raise EditError(f"{name} is not a file of a known form ({', '.join(bindings.FORMS)})")
     path = cwd / name
     if not path.is_file():  # a FIFO would be waited for
         raise FileNotFoundError(2, "no such file", str(path))
@@ -125,7 +125,7 @@ def _tree(text: str, form: str) -> dict[str, Any]:
         if form == "json":
             tree = json.loads(text)
         elif form == "toml":
-            _plain(text, form)  # tomlkit reads some texts that are no TOML
+            _plain(text, form)  # tomlkit reads some texts that are not TOML
             tree = _library("tomlkit", "tomlkit", form).parse(text)
         else:
             tree = _yaml(text)
@@ -158,7 +158,7 @@ def _put(document: dict[str, Any], form: str, key: str, value: str | None) -> No
         return
     old = node.get(leaf)
     if isinstance(old, dict | list):
-        raise EditError(f"{key} is no single value")
+        raise EditError(f"{key} is not a single value")
     if ((anchor := getattr(old, "anchor", None)) is not None and anchor.value) or getattr(old, "tag", None) is not None:
         raise EditError(f"{key} {_ANCHORED}")
     typed = _typed(value)  # in quotes: 100:120 is a number of base 60 for PyYAML
@@ -189,7 +189,7 @@ def _yaml(text: str) -> Any:  # noqa: ANN401  whatever YAML holds
     try:
         tree = yaml.load(text)
     except importlib.import_module("ruamel.yaml.error").YAMLError as error:
-        raise EditError(f"it is no YAML that can be edited: {_one_line(error)}") from error
+        raise EditError(f"it is not YAML that can be edited: {_one_line(error)}") from error
     return yaml.map() if tree is None else tree
 
 
@@ -202,7 +202,7 @@ def _plain(text: str, form: str) -> Any:  # noqa: ANN401  whatever the form hold
         try:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise EditError(f"it is no TOML: {_one_line(error)}") from error
+            raise EditError(f"it is not TOML: {_one_line(error)}") from error
     count = 0
 
     def values(node: Any) -> Any:  # noqa: ANN401  a node of any kind

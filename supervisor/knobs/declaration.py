@@ -140,20 +140,20 @@ def row_flag(name: str) -> Flag | Override:
     """Return the place that the name of such a flag means. Raises ValueError, whose text is the cause."""
     place = binding(name, name)
     if not isinstance(place, Flag | Override):
-        raise ValueError(f"{name!r} is no flag of the command: declare a knob for it")  # noqa: TRY004  a person wrote it
+        raise ValueError(f"{name!r} is not a flag of the command: declare a knob for it")  # noqa: TRY004  a person wrote it
     return place
 
 
 def wrong_variable(variable: str) -> str:
     """Return why a plan may not set this variable of the ranks, "" if it may."""
     if not _VARIABLE.fullmatch(variable):
-        return f"{variable!r} is no name of a variable"
+        return f"{variable!r} is not a name of a variable"
     return f"${variable} is set by the launcher, the system or us" if _RESERVED.fullmatch(variable) else ""
 
 
 def _env(variable: str, name: str) -> Env:
     if not _VARIABLE.fullmatch(variable):
-        raise ValueError(f"{variable!r} is no name of a variable")
+        raise ValueError(f"{variable!r} is not a name of a variable")
     if _RESERVED.fullmatch(variable) and variable != VARIABLES.get(name):
         alternative = f"; the script may read ${VARIABLES[name]}" if name in VARIABLES else ""
         raise ValueError(f"${variable} cannot carry a {name} to the script{alternative}")
@@ -165,7 +165,7 @@ def _shares(text: str) -> Shares:
     speeds = tuple(float(gpu[1]) for gpu in gpus if gpu is not None)
     memories = tuple(float(gpu[2] or 0) for gpu in gpus if gpu is not None)
     if len(speeds) < len(gpus) or not all(speeds) or (any(memories) and not all(memories)):
-        raise ValueError(f"{text!r} is no list of SPEED@MEMORY or SPEED, one for each GPU, such as 2.5@80,1@32")
+        raise ValueError(f"{text!r} is not a list of SPEED@MEMORY or SPEED, one for each GPU, such as 2.5@80,1@32")
     return Shares(speeds, memories)
 
 
@@ -179,14 +179,14 @@ def _pair(where: str, name: str) -> Pair:
     flag, _, template = where.partition(" ")
     template = template.strip().replace(f"{{{name}}}", "{}")
     if not _FLAG.fullmatch(flag) or template.count("{}") != 1 or " " in template:
-        raise ValueError(f"{where!r} is no flag with a value that holds {{{name}}}")
+        raise ValueError(f"{where!r} is not a flag with a value that holds {{{name}}}")
     return Pair(flag, template)
 
 
 def _flag(where: str) -> Flag | FileKey:
     flag, colon, key = where.partition(":")
     if not _FLAG.fullmatch(flag.removesuffix("=")):
-        raise ValueError(f"{flag!r} is no flag")
+        raise ValueError(f"{flag!r} is not a flag")
     if colon:
         return FileKey(_file(flag), _key(key))
     return Flag((flag.removesuffix("="),), joined=flag.endswith("="))
@@ -199,18 +199,18 @@ def _key_somewhere(where: str) -> Override | FileKey:
     path, colon, key = where.rpartition(":")
     if colon:
         return FileKey(_file(path), _key(key))
-    raise ValueError(f"{where!r} is no place: --flag, env:NAME, plan:SPEEDS, {{NAME}}, key= (Hydra), FILE:key or --config:key")
+    raise ValueError(f"{where!r} is not a place: --flag, env:NAME, plan:SPEEDS, {{NAME}}, key= (Hydra), FILE:key or --config:key")
 
 
 def _file(text: str) -> Flag | Word:
     if _FLAG.fullmatch(text):
         return Flag((text,))
     if not text.endswith(tuple(FORMS)):
-        raise ValueError(f"{text!r} is no flag and no file of a known form ({', '.join(FORMS)})")
+        raise ValueError(f"{text!r} is neither a flag nor a file of a known form ({', '.join(FORMS)})")
     return Word(text)
 
 
 def _key(text: str) -> str:
     if not KEY.fullmatch(text):
-        raise ValueError(f"{text!r} is no dotted key")
+        raise ValueError(f"{text!r} is not a dotted key")
     return text

@@ -63,6 +63,6 @@ def find(settings: Settings, command: Sequence[str], environ: Mapping[str, str],
 
 
 def _place_in_order(bound: BoundKnob) -> int:
-    """Return a knob's place among the job's: the flags of the user's rows, which have no knob's name, behind all others."""
+    """Return a knob's place among the job's: the flags of the user's rows, which have no knob's name, after all others."""
     name = bound.knob.name
     return bindings.NAMES.index(name) if name in bindings.NAMES else len(bindings.NAMES)

@@ -117,7 +117,7 @@ class KnobSet(Struct, frozen=True):
     ) -> AttemptCommand:
         """Return `command` (the user's, whole) as an attempt with `overrides` (knob or env:NAME, to value) runs it.
 
-        Only the arguments behind the script change. Copies of files go below `directory`. world_size: ranks of the attempt, None if
+        Only the arguments after the script change. Copies of files go below `directory`. world_size: ranks of the attempt, None if
         unknown; DeepSpeed then derives its train_batch_size itself. gpus: which of the job's GPUs the ranks may have, the first
         rank the first; (): each rank has one. Raises SuperviseError and OSError.
         """

@@ -40,7 +40,7 @@ _MODULES: Final = {
 
 
 class LauncherCommand(Struct, frozen=True):
-    """A launcher's name, "" for a command without one, and the words behind it: its own options, the script, the script's arguments."""
+    """A launcher's name, "" for a command without one, and the words after it: its own options, the script, the script's arguments."""
 
     name: str
     args: tuple[str, ...] = ()

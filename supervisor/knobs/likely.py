@@ -1,6 +1,6 @@
-"""Names the options that would enable knobs and the resume, with flags that stand in the command or that the script's own parser has.
+"""Names the options that would enable knobs and the resume: it finds likely flags in the command and in the script's own parser.
 
-A flag's name proves nothing, so that nothing is enabled by it: the card shows the option, and a person who knows the script gives it.
+A flag's name proves nothing, so it enables nothing: the card shows the option, and a person who knows the script gives it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "skip_window": ("skip-window",),
     "group_timeout": ("group-timeout", "process-group-timeout", "dist-timeout", "ddp-timeout", "nccl-timeout"),
 }
-#: The usual names of the flag that takes the checkpoint to resume from, likewise; and the switch with which they look for it themselves.
+#: In the same form, the usual names of the flag that takes the checkpoint to resume from, and of the switch that has a script find it.
 RESUME_FLAGS = (
     *("resume-from-checkpoint", "resume-from", "resume-checkpoint", "resume-ckpt", "resume-path", "resume-file", "resume"),
     *("restore-from", "restore-path", "restore", "load-checkpoint", "load-ckpt"),
@@ -65,9 +65,9 @@ def _resume_option(argv: Sequence[str], text: ScriptText) -> str:
 
 
 def _of_command(argv: Sequence[str], name: str) -> str:
-    """Return the declaration of the flag, or of Hydra's word, that is in the command with a value that the knob can have."""
+    """Return the declaration for a flag, or a Hydra word, that the command has with a value that the knob can have."""
     if name in SWITCHES:
-        return ""  # a present option is on already
+        return ""  # a switch in the command is on already
     places = [(rank, place) for word in argv for rank, place in _places(word, name)]
     known = [(rank, place) for rank, place in places if declaration.is_value(name, bindings.read(argv, place) or "")]
     if not known:
@@ -102,7 +102,7 @@ def _of_parser(argv: Sequence[str], text: ScriptText, name: str) -> str:
 
 
 def _rank(flag: str, name: str) -> int | None:
-    """Return how clear the name of a flag is for a knob, 0 the clearest; None where it is another's."""
+    """Return how clear the name of a flag is for a knob, 0 the clearest; None if it does not name the knob."""
     return _place_in(FLAGS[name], flag)
 
 

@@ -1,6 +1,6 @@
 """Finds how many ranks hold one copy of the model together: by --model-parallel, else by the flags of a recognised program.
 
-The flags of programs.toml are factors: tensor, pipeline and context (or sequence) parallelism multiply. Expert parallelism is no factor:
+The flags of programs.toml are factors: tensor, pipeline and context (or sequence) parallelism multiply. Expert parallelism is not a factor:
 it borrows the ranks of the others. FSDP and HSDP are data parallelism. A fact of the script's text alone counts at once, unlike a knob:
 nothing is set by it.
 """
@@ -57,7 +57,7 @@ def _shown(program: Program, lookup: Lookup) -> Replica | None:
         return None
     wrong = next((f"{how} {value}" for how, value in given.items() if not torchrun.figure(value)), "")
     if wrong:
-        return Replica(unread=f"{wrong} is no number")
+        return Replica(unread=f"{wrong} is not a number")
     values = {how: int(value) for how, value in given.items()}
     factors = {how: value for how, value in values.items() if value > 1} or values
     return Replica(prod(values.values()), " × ".join(f"{how} {value}" for how, value in factors.items()))  # noqa: RUF001 (the sign)
@@ -78,7 +78,7 @@ def _factors(program: Program, lookup: Lookup) -> Iterator[tuple[str, str]]:
 
 
 def _factor(program: Program, lookup: Lookup, names: tuple[str, ...]) -> tuple[str, str] | None:
-    """Return one factor by the command, else by a file that it names, else by a keyword in the script's text."""
+    """Return one factor from the command, else from a file that it names, else from a keyword in the script's text."""
     flag = Flag(tuple(name for name in names if name.startswith("-")))
     if flag.names and (value := bindings.read(lookup.argv, flag)) is not None:
         return flag.names[0], value

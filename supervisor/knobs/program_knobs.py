@@ -175,7 +175,7 @@ def _given(lookup: Lookup, program: Program, row: KnobRow) -> tuple[str | None, 
 
 
 def in_config(lookup: Lookup, program: Program, flag: Flag) -> tuple[str, Flag] | None:
-    """Return what the file that the command names (--config) gives: it is overridden by the flag, behind it on the command line."""
+    """Return what the file that the command names (--config) gives: it is overridden by the flag, after it on the command line."""
     for config in program.configs:
         place = FileKey(Flag((config,)), flag.names[0].lstrip("-"))
         named = config_files.file_text(lookup.argv, place, lookup.cwd)
@@ -186,7 +186,7 @@ def in_config(lookup: Lookup, program: Program, flag: Flag) -> tuple[str, Flag] 
 
 
 def _value(named: tuple[str, str], key: str) -> str | None:
-    """Return the value at the key, None if the key runs through something that is no map."""
+    """Return the value at the key, None if the key runs through something that is not a map."""
     parts = key.split(".")
     for depth in range(1, len(parts)):
         try:

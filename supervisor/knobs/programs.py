@@ -140,7 +140,7 @@ def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise SuperviseError if the command's first word cannot be run."""
     if shutil.which(command[0], path=environ.get("PATH")) is None:
         message = f"no such command: {command[0]}: it is not on PATH, or not executable"
-        hint = "Check its spelling, or give its whole path behind `--`."
+        hint = "Check its spelling, or give its whole path after `--`."
         if command[0] == "torchrun":
             hint = f"It comes with torch: activate the job's environment, or install torch there ({TORCH_BUILDS})."
         raise SuperviseError(message, hint=hint, exit_code=ExitCode.USAGE)
@@ -191,7 +191,7 @@ def _launched(words: Sequence[str]) -> Script | None:
 
 
 def _behind_launcher(words: Sequence[str], at: int) -> Script | None:
-    """accelerate, deepspeed: the first word that is a Python file, or the one behind -m, ends the launcher's own arguments."""
+    """accelerate, deepspeed: the first word that is a Python file, or the one after -m, ends the launcher's own arguments."""
     for i in range(at, len(words)):
         if words[i] in ("-m", "--module") and i + 1 < len(words):
             return Script("module", words[i + 1], i + 2)

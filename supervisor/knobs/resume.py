@@ -90,7 +90,7 @@ def _bind(program: Program, row: ResumeRow, lookup: Lookup) -> ResumeWay:
     if value and any(word in value for word in _PLACEHOLDERS):
         raise NotEnabledError(f"{row.value_of} {value} holds a placeholder of --resume-args")
     if "--" in lookup.argv:
-        raise NotEnabledError("an option behind `--` has no effect", "leave `--` out")
+        raise NotEnabledError("an option after `--` has no effect", "leave `--` out")
     args = row.args.replace("{value}", shlex.quote(value)) if value else row.args
     return replace(_way(program, args, ResumeKind.PATH if "{resume}" in args else ResumeKind.SWITCH), args=args, files=row.files)
 

@@ -104,7 +104,7 @@ class _RowFlag:
             )
             if is_launchers:
                 self.refuse(
-                    "it is an option of the launcher, and a row sets the words behind the script",
+                    "it is an option of the launcher, and a row sets the words after the script",
                     "Name a flag of the script; how many ranks there are is set by --min-gpus and --nnodes.",
                 )
             if self._script.kind == "none":

@@ -1,7 +1,7 @@
 """Reads a training script without running it: its imports and calls, its settings, its defaults.
 
 The text is parsed, never executed. It does not show what happens at run time (an import by name, a setattr), so an absent name proves
-nothing. A text that is no Python gives an empty result.
+nothing. A text that is not Python gives an empty result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ScriptText(Struct, frozen=True):
     keywords: whole numbers given by keyword in a call, None for a name that gets something else somewhere. divided: names with `//=`.
     datamodule: whole-number defaults of the parameters of its one LightningDataModule. shows: `.name` of every attribute that is read,
     `--option` of its argparse parsers, and `name=text` where a variable is compared with a text. options: the flags of its parsers
-    (argparse, click) that take a value, to their default, None if that is no whole number; switches: those that take none.
+    (argparse, click) that take a value, to their default, None if that is not a whole number; switches: those that take none.
     """
 
     used: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ class ScriptText(Struct, frozen=True):
 
 
 def read_script(path: Path) -> ScriptText:
-    """Return the analysis of a file, empty if it cannot be read or is no Python. A pipe (/dev/fd/63) is left unread for the script."""
+    """Return the analysis of a file, empty if it cannot be read or is not Python. A pipe (/dev/fd/63) is left unread for the script."""
     try:
         if not path.is_file():
             return ScriptText()

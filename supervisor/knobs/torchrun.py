@@ -189,7 +189,7 @@ def own_arguments(command: Torchrun) -> tuple[str, ...]:
 
 
 def script_arguments(command: Torchrun) -> tuple[str, ...]:
-    """Return the script's own arguments, which stand behind the script, module or program."""
+    """Return the script's own arguments, which stand after the script, module or program."""
     at = script_index(command.args, FLAGS)
     if command.args[at : at + 1] == ("--",):
         at += 1

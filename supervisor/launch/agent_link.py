@@ -39,7 +39,7 @@ class AgentLink:
                 return
             self._backlog.append((rest, on_lost))
             if not self._drains:
-                with contextlib.suppress(RuntimeError):  # no thread to be had: the next line tries again
+                with contextlib.suppress(RuntimeError):  # no thread can be started: the next line tries again
                     threading.Thread(target=self._drain, name="agent-orders", daemon=True).start()
                     self._drains = True
 

@@ -85,7 +85,7 @@ _NAMED = 3
 class ElasticSession:
     """Runs our agent by `argv` (knobs/torchrun.py), in which {link_fd} and {output_fd} stand for its two descriptors.
 
-    `script_args`: the words behind the script in the user's command, the only part of it that an attempt may change. `early`: an
+    `script_args`: the words after the script in the user's command, the only part of it that an attempt may change. `early`: an
     agent that runs already.
     """
 
@@ -110,7 +110,7 @@ class ElasticSession:
         self._exited: CommandExited | None = None  # by the guardian, while the link may still hold earlier messages
         self._at_end = False  # of the link
         self._is_ready = False
-        self._fits = False  # an agent has spoken, so that one that does not is no matter of the installation
+        self._fits = False  # an agent has spoken, so that one that does not is not a matter of the installation
         self._finished = False
         self._waiting: Callable[[], Go | None] | None = None  # makes the command that starts the attempt
         self._nodes_met = False  # for the current attempt
@@ -297,7 +297,7 @@ class ElasticSession:
         self._go()
 
     def _on_attempt(self, message: AttemptMessage) -> Event | None:
-        """Return the core's event for a message about the current attempt; None where it is no event of its own."""
+        """Return the core's event for a message about the current attempt; None where it is not an event of its own."""
         now, attempt = self._context.loop.clock.now(), self._ending.attempt
         match message:
             case RanksStarted():

@@ -67,7 +67,7 @@ UNKNOWN: Final = PlannedRanks("the command", 0)
 
 
 def ignored_options(command: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a warning for each option, or variable of torchrun's, that has no effect because the command gives another value behind it."""
+    """Return a warning for each option, or variable of torchrun's, that has no effect because the command gives another value after it."""
     started = launcher.recognise(command, environ.get("PATH"))
     options = started.options()
     warnings = launcher_options.ignored(started.name, options)

@@ -187,7 +187,7 @@ class PlainSession:
             self._ending.kill("all", "stopped", self._ending.left_grace_s(self._context.job.settings.stop.grace_s))
         elif message["code"] == 0 and loop.clock.at_monotonic_ns(message["at_ns"]) < (loop.state.attempt.over_t or math.inf):
             self._context.look_at_ranks(lambda hidden: self._left_well(attempt, hidden))
-        elif message["code"] != 0:  # a script that saves on the supervisor's TERM may leave with 0 too: that is no success
+        elif message["code"] != 0:  # a script that saves on the supervisor's TERM may leave with 0 too: that is not success
             death = RankExit(0, pid, message["at_ns"], message["code"], message["signal"], message["core_dumped"])
             self._ending.rank_died(death)
             loop.post(RankExited(loop.clock.now(), attempt, death))

@@ -72,7 +72,7 @@ def require_usable(command: Sequence[str], environ: Mapping[str, str]) -> None:
     elif host.startswith("[") or host.endswith("]"):
         why, hint = f"MASTER_ADDR={host!r} has brackets, which no resolver takes", f"Set MASTER_ADDR={host.strip('[]')}."
     elif port and _number(port.strip()) is None:
-        why, hint = f"MASTER_PORT={port!r} is no port", f"Set MASTER_PORT to a number up to {_LAST_PORT}."
+        why, hint = f"MASTER_PORT={port!r} is not a port", f"Set MASTER_PORT to a number up to {_LAST_PORT}."
     else:
         return
     raise SuperviseError(f"the ranks cannot meet: {why}", hint=hint)

@@ -246,7 +246,7 @@ class AttemptEnding(Struct):
             self.facts.append(Evidence("exit", "core", "it dumped core", rank=death.rank, t=t))
 
     def on_killed(self, scope: str, left: list[RemainingProcess]) -> None:
-        """The guardian has answered. That orphans are gone is no answer where all was asked for since: what all ends is still there."""
+        """The guardian has answered. That orphans are gone is not an answer where all was asked for since: what all ends is still there."""
         if scope != self.kill_scope:
             return
         if left:

@@ -41,7 +41,7 @@ class NoticeRequest(Struct, frozen=True):
 
     @property
     def option(self) -> str:
-        """It, as sbatch takes it."""
+        """The option of sbatch for this request."""
         return f"--signal={'B:' if self.to_script else ''}{self.name}@{self.seconds}"
 
 
@@ -76,7 +76,7 @@ def of_notice(environ: Mapping[str, str], script: str, *, is_heard: bool = True)
         text = f"Slurm's TERM leaves 30 s to save: write {line}, unless sbatch was given it"
         yield "info", f"the batch script asks for no notice before the time limit, and {text}"
     elif asked.name not in _NOTICES:
-        why = "after it the job does not come back" if asked.name == "INT" else "it is no notice"
+        why = "after it the job does not come back" if asked.name == "INT" else "it is not a notice"
         yield "warning", f"{asked.option}: supervise takes USR1 and USR2 for a notice, and {asked.name} for the end: {why}; write USR1"
     elif asked.to_script and _traps(script, asked.name):
         yield "info", f"{asked.option}: the notice comes to the batch script alone, whose trap has to hand it on to supervise"
@@ -129,7 +129,7 @@ def of_array(environ: Mapping[str, str], name: str, root: Path, record: str) -> 
         text = f"leave --job out (slurm-{slurm.job_id(environ)}), or let one task follow another (--array=…%1)"
         yield "warning", f"each task of array {array} has the name {name}, and their nodes are taken for nodes of one job: {text}"
     submitted = environ.get("SLURM_SUBMIT_DIR", "")
-    if _has_number(str(root), task) and not _has_number(submitted, task):  # there it is no number of the task
+    if _has_number(str(root), task) and not _has_number(submitted, task):  # there it is not a number of the task
         shared = Path(submitted) / root.name
         text = f"tasks share that in one state directory, such as --state-dir {shared}"
         yield "info", f"nodes and GPUs that another task of array {array} puts out of use are not known in {root}: {text}"

@@ -79,7 +79,7 @@ def run_system_command(
     try:
         atexit.register(kill)  # we may end before the deadline is
         thread.start()
-    except RuntimeError:  # no thread to be had, or the interpreter is ending
+    except RuntimeError:  # no thread can be started, or the interpreter is ending
         atexit.unregister(kill)
         return SystemCommandResult("", _NOT_RUN)
     thread.join(deadline_s)

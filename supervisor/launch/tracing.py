@@ -23,7 +23,7 @@ ENTRIES: Final = "2000"
 #: The variable of their number. torch 2.8 renamed it (pytorch/pytorch#152563), and warns of the old name since.
 SIZE, OLD_SIZE = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 RENAMED = (2, 8)
-#: Of NCCL's log: the devices and connections, and none of the lines that it writes for each collective (COLL).
+#: Subsystems of NCCL's log: devices and connections, but not the lines that it writes for each collective (COLL).
 SUBSYSTEMS: Final = "INIT,BOOTSTRAP,ENV,NET"
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from health.model import Json
     from supervisor.classify.logs.catalogue import Catalogue
 
-#: Of these 8 and 11 name the reason why a GPU cannot be found.
+#: Codes of a lost GPU: 8 and 11 name the reason why it cannot be found.
 _LOST: Final = frozenset({8, 11, 15, 999})
 _RESET: Final = 16
 _GONE: Final = frozenset({9, 18})

@@ -76,7 +76,7 @@ class NodeExclusion(Struct, frozen=True):
 
 
 class GpuQuarantine:
-    """The GPUs of `node` that are out of use, by the ledger below the state directory `root`."""
+    """The GPUs of `node` that are out of use, as the ledger below the state directory `root` lists them."""
 
     def __init__(self, root: Path, node: str) -> None:
         self.node = node

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from supervisor.job.job import Job
     from supervisor.observe.log_watch import Signatures
 
-#: Of the check before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
+#: The deadline of the check before an attempt; its answer is awaited a little longer (Policy.health_deadline_s).
 DEADLINE_S: Final = 8.0
-#: Of the check after the ranks are gone: the verdict waits for it.
+#: The deadline of the check after the ranks are gone: the verdict waits for it.
 AFTER_S: Final = 0.9
 #: How long the verdict waits for a sample that is under way.
 _TURN_S: Final = 0.3
@@ -180,7 +180,7 @@ class HealthWatch:
         stop = self._stop = threading.Event()
         try:
             threading.Thread(target=self._sample_until, args=(stop, SAMPLE_S), name="health", daemon=True).start()
-        except RuntimeError:  # no thread to be had: nothing is seen meanwhile
+        except RuntimeError:  # no thread can be started: nothing is seen meanwhile
             self._stop = None
 
     def close(self) -> None:
@@ -238,7 +238,7 @@ class HealthWatch:
     def _sample_until(self, stop: threading.Event, every_s: float) -> None:
         while not stop.is_set():
             changes: tuple[Finding, ...] = ()
-            with self._turns(every_s) as is_our_turn, contextlib.suppress(OSError):  # no descriptor to be had: there may be at the next
+            with self._turns(every_s) as is_our_turn, contextlib.suppress(OSError):  # no descriptor is free: one may be at the next
                 if is_our_turn and not stop.is_set():
                     changes = self._sample()
             if changes and not stop.is_set():
@@ -266,7 +266,7 @@ class HealthWatch:
             self._last = now if in_full else _over(self._last, now)
 
     def _changes(self, results: Sequence[CheckResult]) -> tuple[Finding, ...]:
-        """Return the results that differ from those reported last. UNKNOWN is no change: the last state may still hold."""
+        """Return the results that differ from those reported last. UNKNOWN is not a change: the last state may still hold."""
         now: dict[tuple[str, str, str], Finding] = {}
         for check_result in results:  # worst first, and the worst of a check's several words on one thing counts
             if check_result.result in _SEVERITY:
@@ -283,7 +283,7 @@ class HealthWatch:
 
     @contextlib.contextmanager
     def _turns(self, wait_s: float) -> Iterator[bool]:
-        """Give the runner to one at a time; False where it is not to be had in time."""
+        """Lend the runner to one caller at a time; False if it is not free in time."""
         is_our_turn = self._turn.acquire(timeout=wait_s)
         try:
             yield is_our_turn

@@ -76,7 +76,7 @@ def listed_gpus(held: Iterable[QuarantinedGpu]) -> GpuList:
 
 
 def _problem(now: Readings) -> str:
-    """Return why NVML did not name all GPUs, "" where it did. No driver, and no library of one, is no GPU."""
+    """Return why NVML did not name all GPUs, "" where it did. No driver, and no library of one, is not a GPU."""
     outcome, init = now.table(OUTCOME, "probe:nvml"), now.table("nvml.init")
     if now.problem("nvml.init"):
         return f"which GPUs are here is not known: {now.problem('nvml.init')}"

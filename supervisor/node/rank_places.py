@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: The probes whose readings are compared.
 PROBES: Final = ("nvml", "pci", "infiniband")
 _ORDINAL: Final = "invalid device ordinal"
-#: Of a list that is longer, the beginning is shown.
+#: Of a longer list only the beginning is shown.
 _MOST: Final = 60
 _INSTANCES: Final = f"{VISIBLE}=MIG-…,MIG-… (`nvidia-smi -L` names them), and "
 _OF_EACH_RANK: Final = (
@@ -65,7 +65,7 @@ def _list(planned: PlannedRanks, listed: str, chosen: GpuChoice, there: Sequence
     outside = [number for number in planned.excluded if number.isdecimal() and int(number) >= count]
     if outside:
         why = f"{planned.launcher} is to leave GPU {outside[0]} out ({planned.how}), which this node does not have ({_numbers(count)})"
-        yield _finding("list", f"{why}: it ends with an error", f"no slot {outside[0]} behind --exclude", blocks=True)
+        yield _finding("list", f"{why}: it ends with an error", f"no slot {outside[0]} after --exclude", blocks=True)
     elif chosen.why == "missing":
         missing = f"{planned.place}{text} names GPU {chosen.end}, which this node does not have ({_numbers(count)})"
         line = (

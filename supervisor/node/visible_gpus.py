@@ -53,7 +53,7 @@ class GpuChoice(Struct, frozen=True):
     """The GPUs that a list as in CUDA_VISIBLE_DEVICES names, in its order, up to the word at which CUDA stops.
 
     end: that word, "" where CUDA reads the whole list. why: it names no GPU of this node (missing), hides all from there on (hidden), was
-    there before, for which CUDA shows none at all (repeated), is an instance of MIG (mig), or is no name of a GPU (unreadable).
+    there before, for which CUDA shows none at all (repeated), is an instance of MIG (mig), or is not a name of a GPU (unreadable).
     """
 
     gpus: tuple[NodeGpu, ...]

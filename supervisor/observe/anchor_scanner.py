@@ -85,7 +85,7 @@ class UpgradingScanner:
         with self._lock:
             before, self._until_better = self._until_better, self._until_better - len(block)
         if before > 0 >= self._until_better:
-            with contextlib.suppress(RuntimeError):  # no thread to be had: it stays the slower one
+            with contextlib.suppress(RuntimeError):  # no thread can be started: it stays the slower one
                 threading.Thread(target=self._improve, args=(self,), name="scanner", daemon=True).start()
         return self._scanner.hits(block)
 

@@ -121,7 +121,7 @@ class AttemptWatch:
         try:
             kernel.start()
             watchers.kernel = kernel
-        except (OSError, RuntimeError) as error:  # no descriptor or no thread to be had: counts are left
+        except (OSError, RuntimeError) as error:  # no descriptor or no thread is free: counts are left
             watchers.problem = str(error)
         try:
             watchers.rank_ends = LaunchedRanks() if plain else None

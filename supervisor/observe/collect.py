@@ -334,7 +334,7 @@ def tails(kept: Iterable[StreamTail], read: Iterable[StreamRead], signatures: Si
     return tuple(facts)
 
 
-#: The bytes of one fact in a decision's record: the journal is no archive, evidence.json beside the card has all of it.
+#: The bytes of one fact in a decision's record: the journal is not an archive, evidence.json beside the card has all of it.
 RECORDED_CHARACTERS = 2000
 
 

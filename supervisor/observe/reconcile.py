@@ -31,7 +31,7 @@ STILL_GOING_S = 10.0
 LINGERS_S = 300.0
 #: By so much a count is read later than it changed, at most.
 COUNTED_S = 10.0
-#: The text of torch's DataLoader about a worker of its own that is gone; nothing else uses these words. In an error file it is no text.
+#: The text of torch's DataLoader about a worker of its own that is gone; nothing else uses these words. In an error file it is not text.
 OF_A_LOADER = (
     "RuntimeError: DataLoader worker (pid",
     "RuntimeError: DataLoader timed out after ",

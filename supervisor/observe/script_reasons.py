@@ -81,7 +81,7 @@ def of_failure(facts: Sequence[Evidence]) -> tuple[Evidence, ...]:
 
 
 def of_plan(path: Path, interpreter: str) -> list[str]:
-    """Return what the rules find in a script, a line each; or that it is no Python, which the ranks' own interpreter decides."""
+    """Return what the rules find in a script, a line each; or that it is not Python, which the ranks' own interpreter decides."""
     text = read([str(path)]).get(str(path))
     if text is None:
         return []
@@ -114,7 +114,7 @@ def _syntax_error(path: Path, interpreter: str) -> tuple[int, str] | None:
 
 
 def read(files: Iterable[str]) -> dict[str, bytes]:
-    """Return the texts of files, those left out that cannot be read, are no files or are too large."""
+    """Return the texts of files, those left out that cannot be read, are not files or are too large."""
     texts: dict[str, bytes] = {}
     for file in list(dict.fromkeys(files))[:MOST_FILES]:
         try:

@@ -27,7 +27,7 @@ NARROWEST, WIDEST, UNKNOWN_WIDTH = 40, 200, 100
 #: In fewer columns than this a label is above its text.
 _BESIDE = 60
 _INDENT = "  "
-#: COLUMNS with more digits is no width. Python refuses to read thousands of them.
+#: COLUMNS with more digits is not a width. Python refuses to read thousands of them.
 _DIGITS = 9
 
 

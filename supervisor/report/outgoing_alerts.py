@@ -1,7 +1,7 @@
-"""Makes the alert of each thing that the reporter reports, and gives it to the router, where a sink is configured.
+"""Makes an alert of each event that the reporter reports, and gives it to the router, if a sink is configured.
 
-Loop's thread only. Nothing here blocks or fails (supervisor/alerts/router.py). The alerts' model is imported with the first alert: it costs
-memory that a job without a sink need not pay.
+Loop's thread only. Nothing here blocks or fails (supervisor/alerts/router.py). The alerts' model is imported with the first alert: a job
+without a sink saves its memory.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.job.job import Job
 
-#: The alerts of strange changes of a running training. One of STRAGGLER comes from the node that compared the ranks, or the nodes.
+#: The alerts of strange changes of a running training. The node that compared the ranks, or the nodes, sends STRAGGLER.
 OF_TRAINING = ("strange_loss", "slow_training", STRAGGLER, MEMORY_FORECAST)
 FROM_SCRATCH = "started_from_scratch"
 #: Alerts whose text another line prints already: the decision's, or how the attempt began.
 ALREADY_PRINTED = frozenset({"batch_changed", FROM_SCRATCH, "resume_suspect", "foreign_checkpoint"})
-#: The alerts that follow from no decision: a rank of an attempt that runs well does not train with what a decision changed, the node became
-#: worse, and all that is about the keeping of checkpoints.
+#: The alerts that follow from no decision: a rank ignores a change, a process survives KILL, the node or the training became worse, or
+#: checkpoints are at risk.
 WITHOUT_DECISION = frozenset(
     {
         "change_ignored",
@@ -64,7 +64,7 @@ MOST_LINES = 5
 
 
 class OutgoingAlerts:
-    """The alerts of one run. `router` is None where no sink is configured: then nothing is made.
+    """The alerts of one run. `router` is None if no sink is configured: then no alert is made.
 
     node: number of this node among those of the attempt.
     """
@@ -77,7 +77,7 @@ class OutgoingAlerts:
         self._strange: dict[str, set[str]] = {kind: set() for kind in OF_TRAINING}  # the strange facts of the training now
 
     def took(self, event: Event) -> None:
-        """Note a strange fact of the training: its alert is over with the last of these things, or with the attempt."""
+        """Note a strange fact of the training: its alert is over with the last such fact, or with the attempt."""
         if isinstance(event, NodesGathered):
             self.node = event.node
         elif isinstance(event, AttemptEnded):
@@ -117,7 +117,7 @@ class OutgoingAlerts:
     ) -> None:
         """Send one event. `decision`: the newest of the run. `began`: how its last restart began, in the alerts' words.
 
-        when: of a forecast. culprit, code: rank and node, and where they stand in the user's code, where these differ from the decision's.
+        when: the time of a forecast. culprit: rank and node. code: their place in the user's code. Without the last two, the decision's.
         """
         if self.router is None or (self.node and event_name in OF_ALL_NODES):
             return
@@ -164,14 +164,14 @@ class OutgoingAlerts:
         )
 
     def _name_of(self, node: str) -> str:
-        """Return what alerts call the node that failed (`HOST:NUMBER`), "" where the job has one node. An alias hides all host names."""
+        """Return the name of the failed node in alerts (`HOST:NUMBER`), "" if the job has one node. An alias hides all host names."""
         host, _, number = node.rpartition(":")
         if not host:
             return ""
         return f"node {number}" if self._job.settings.alerts.node else f"{host.partition('.')[0]}:{number}"
 
     def clear(self, event_name: str, subject: str = "") -> None:
-        """Note that what alerts of this event were raised for is over (alerts/threads.py). subject: of which GPU, if it is of one."""
+        """Note that the reason for the alerts of this event is over (alerts/threads.py). subject: the GPU, if the alert is about one."""
         if self.router is not None:
             from supervisor.alerts.model import AlertEvent  # noqa: PLC0415 (only where a sink is configured)
 
@@ -183,7 +183,7 @@ class OutgoingAlerts:
             self.router.tick(now)
 
     def close(self, deadline_s: float) -> list[str]:
-        """Try once more what waits to be sent. Return a line for each sink that did not get all."""
+        """Try once more to send the waiting alerts. Return a line for each sink that did not get all."""
         if self.router is None:
             return []
         self.router.close(self._clock.now(), deadline_s)
@@ -208,7 +208,7 @@ def _place(code: str) -> str:
 
 
 def _lines(decision: ReportDecision | None, about: str) -> tuple[str, ...]:
-    """Return what an alert's receiver may read if its sink asks for lines: the text of the event, and the evidence."""
+    """Return the lines that an alert carries if its sink asks for lines: the text of the event, and the evidence."""
     lines = [about]
     if decision is not None:
         lines += [decision.verdict.summary, decision.plan.reason, *wording.evidence_lines(decision.verdict.because, MOST_LINES)]

@@ -59,7 +59,7 @@ def _facts(data: Mapping[str, Any]) -> list[Fact]:
     more = len(findings) - _MOST_OF_SCRIPT
     lines = [*findings[:_MOST_OF_SCRIPT], *([f"and {more} more: --json has all"] if more > 0 else [])]
     return [
-        Fact("script", f"{data['script'] or 'unknown behind its launcher'}{known}{here}", tone),
+        Fact("script", f"{data['script'] or 'unknown after its launcher'}{known}{here}", tone),
         *(Fact("warning", warning, Tone.WARNING) for warning in data["warnings"]),
         *(Fact("" if number else "in it", line, Tone.WARNING) for number, line in enumerate(lines)),
         Fact("resume", data["resumes"]),

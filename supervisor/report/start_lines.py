@@ -1,7 +1,7 @@
 """Prints each phase of a start, from the launch or the failure to the first step: a person sees where the 6 to 25 s go.
 
-At a terminal each phase is a line, and so is the end of an attempt that takes more than a moment. Elsewhere, and where a phase lasts, a
-line comes after 30 s, and then after twice as long each time.
+At a terminal each phase has a line, and so has the end of an attempt if it takes more than a moment. Elsewhere, and in a phase that lasts,
+a line comes after 30 s, and then after twice as long each time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from supervisor.job.clock import Clock
     from supervisor.report.terminal import TerminalWriter
 
-#: How long nothing new is seen before a line says that a phase continues.
+#: After so long without news a line says that a phase continues.
 REMINDER_S: Final = 30.0
-#: An end of an attempt that takes no longer needs no line.
+#: If an attempt ends within this time, its end has no line.
 MOMENT_S: Final = 1.0
 _PHASES: Final = {
     Phase.INIT: "setting up the process group, the model and the data",
@@ -47,7 +47,7 @@ class StartLines:
         self._failure, self._failed_t = f"attempt {action.attempt}: {clean(action.summary)}", self._clock.now()
 
     def decided(self) -> None:
-        """Note that the decision is there, which has a line of its own."""
+        """Note that the decision is there. It has a line of its own."""
         self._failure = ""
 
     def ordered(self, action: BeginAttempt) -> None:

@@ -193,7 +193,7 @@ def _users_signatures(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _one_gpu_less(policy: Policy, command: Sequence[str]) -> str:
-    """Return what follows when one GPU of this node fails and is no spare, "" where the command does not say its ranks."""
+    """Return what follows when one GPU of this node fails and is not a spare, "" where the command does not say its ranks."""
     ranks, nodes = torchrun.size(_torchrun(command, os.environ), os.environ)
     if not ranks:
         return ""

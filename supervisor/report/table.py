@@ -126,7 +126,7 @@ def _row_lines(columns: Sequence[Column], row: Sequence[Cell], widths: Sequence[
 
 
 def _as_labels(columns: Sequence[Column], rows: Sequence[Sequence[Cell]], surface: Surface) -> list[str]:
-    """Return the lines of each row: its first cell behind the name of its column, and the others likewise, indented."""
+    """Return the lines of each row: its first cell after the name of its column, and the others likewise, indented."""
     label_width = max((width_of(column.name) for column in columns[1:]), default=0)
     lines: list[str] = []
     for row in rows:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from supervisor.core.events import Event
     from supervisor.core.state import Attempt
 
-#: Of the sentence in the last status line, which has the command behind it.
+#: The longest sentence in the last status line; the command follows it.
 MOST_SUMMARY = 100
 
 

@@ -68,7 +68,7 @@ START_PARTS = {
     "load": "checkpoint load",
     "first_step": "first step",
 }
-#: Of so many parts the two longest are named first.
+#: From so many parts on, the two longest are named first.
 _MANY_PARTS = 4
 #: The words of a library around the telling sentence, and the part to keep.
 _ESSENCES = (
@@ -79,7 +79,7 @@ _ESSENCES = (
     (re.compile(r"(CUDA error: [^\n]*?)(?:\n| CUDA kernel errors might| Search for `cuda| For debugging consider).*", re.DOTALL), r"\1"),
 )
 _NCCL_LAST = "Last error:"
-#: Of an exception in a sentence.
+#: Characters of an exception in a sentence.
 _LONGEST_NAMED = 160
 _PLAIN_EXIT = " exited with code 1"
 #: Phases that show that no step was made. An import is not among them: a script without torch is in it while it trains.
@@ -343,7 +343,7 @@ def _given_text(report: ReportResume, given_step: int) -> str:
 
 
 def beginning_fact(resume: ReportResume, *, at: str = "", after: str = "") -> Fact:
-    """Return how the next attempt began. `at`, `after`: stand before and behind it."""
+    """Return how the next attempt began. `at`, `after`: stand before and after it."""
     is_resumed = resume.began is Beginning.RESUMED
     colon = ":" if resume.began is Beginning.UNCONFIRMED or resume.is_new else ""
     text = f"{at}attempt {resume.attempt}{colon} {beginning(resume)}{after}"

@@ -103,7 +103,7 @@ class JobFactory:
         return self._early is not None
 
     def start_guardian(self, on_event: OnEvent, on_died: Callable[[], None]) -> GuardianClient:
-        """Return the guardian that runs already, or start one, which waits for its hello: in a worker thread then."""
+        """Return the guardian that runs already, or start one. A start waits for its hello, so it belongs in a worker thread."""
         early, self._early = self._early, None
         guardian = early.listen(on_event, on_died) if early is not None else GuardianClient.start(on_event, on_died, ignored=self._ignored)
         itself = process_tree.read(guardian.pid)
@@ -111,7 +111,7 @@ class JobFactory:
         return guardian
 
     def signatures(self) -> tuple[Catalogue, Scanner]:
-        """Return all signatures and what finds their anchors, made at the first call: some 0.1 s and 3 MiB. From any thread."""
+        """Return all signatures, and the scanner for their anchors. The first call makes them: about 0.1 s, 3 MiB. From any thread."""
         with self._reading:
             if self._signatures is None:
                 catalogue, _ = signatures.configured(self._job.settings)
@@ -130,9 +130,9 @@ class JobFactory:
             self._scanner.close()
 
     def record_descendants(self, root: int) -> list[process_tree.ProcessStat]:
-        """Record the process tree below `root`, the guardian, for the sweep of a next start, and return it. Raises OSError.
+        """Record the process tree below `root`, the guardian, for the sweep of the next start, and return it. Raises OSError.
 
-        In memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
+        The record is in memory: it must outlive us, not the machine. The guardian itself has no cookie, and ends by itself.
         """
         processes = process_tree.snapshot()
         ownership.collect_zombies(processes)
@@ -168,13 +168,13 @@ class JobFactory:
         return ElasticSession(context, argv, shim=self._shim("launcher"), script_args=script_args, early=self._early)
 
     def stock_session(self, context: SessionContext) -> Session:
-        """Make the session that runs stock torchrun, restarted by us."""
+        """Make the session that runs stock torchrun, which we restart."""
         command = self.torchrun
 
         def shape(argv: Sequence[str], nproc: int | None) -> Sequence[str]:
             if command is None:
                 return argv
-            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only the words behind the script
+            changed = replace(command, args=tuple(argv[len(command.head) :]))  # an attempt changes only the words after the script
             return torchrun.stock_argv(changed, nproc)
 
         return PlainSession(context, shape, self._shim("launcher"))
@@ -184,7 +184,7 @@ class JobFactory:
         return self._orphans.end(SWEEP_GRACE_S)
 
     def end_predecessors(self) -> tuple[LeftProcess, ...]:
-        """End the processes that are proven to be of an earlier supervisor of this job; return those that are left, or may be."""
+        """End the processes that provably belong to an earlier supervisor of this job; return those that are left, or may be."""
         file = self._job.scratch / PROCESSES
         left = ownership.end_recorded(ownership.read_records(str(file)), identity.boot_id()).left
         file.unlink(missing_ok=True)
@@ -192,7 +192,7 @@ class JobFactory:
         return left
 
     def remove_scratch(self, unkilled: Iterable[int]) -> None:
-        """Remove the files of the running job, but the record of processes that KILL did not end: the next start waits for them."""
+        """Remove the files of the running job, except the record of processes that KILL did not end: the next start waits for them."""
         pids = tuple(unkilled)
         shutil.rmtree(self._job.scratch, ignore_errors=True)
         if pids:
@@ -214,7 +214,7 @@ class JobFactory:
         return self._with_ledger()
 
     def gpus_of(self, now: Readings) -> tuple[Gpu, ...]:
-        """Return the same as NVML lists them. Raises OSError."""
+        """Return the same GPUs, as NVML lists them. Raises OSError."""
         self._gpus = tuple(Gpu(gpu.index, gpu.uuid, gpu.pci) for gpu in visible_gpus.from_nvml(now, self._job.environ))
         return self._with_ledger()
 
@@ -229,7 +229,7 @@ class JobFactory:
         return tuple(freed for entry in well for freed in self.ledger.clear(entry.uuid, time.time(), "health"))
 
     def health_paths(self) -> tuple[tuple[str, ...], int]:
-        """Return the directories to which checkpoints are written, and how large the largest is that is there. Reads directories."""
+        """Return the directories to which checkpoints are written, and the size of the largest one there. Reads directories."""
         paths = directories(self._job.settings.checkpoints.paths, str(self._job.cwd))
         with contextlib.suppress(CheckpointingError, OSError):
             return paths, max((candidate.identity.size for candidate in self.checkpoints.listing().candidates), default=0)
@@ -237,18 +237,18 @@ class JobFactory:
 
     @property
     def command_nproc(self) -> int:
-        """The ranks of a node by the command; 0: unknown."""
+        """The number of ranks on a node, as the command says it; 0: unknown."""
         return torchrun.size(self.torchrun, self._job.environ)[0]
 
     def most_nodes(self) -> int:
-        """Return how many nodes an attempt may have, by the command; 0: unknown.
+        """Return the largest number of nodes of an attempt, as the command says it; 0: unknown.
 
         The state begins with this number and holds it from then on, because torch corrects it (LauncherStarted).
         """
         return torchrun.most_nodes(self.torchrun, self._job.environ)
 
     def least_nodes(self) -> int:
-        """Return with how many nodes an attempt may begin, as the state has it until torch corrects it; 0: unknown."""
+        """Return the smallest number of nodes with which an attempt may begin; 0: unknown. torch may correct it, too."""
         return torchrun.least_nodes(self.torchrun, self._job.environ)
 
     @property
@@ -260,15 +260,15 @@ class JobFactory:
         return self.torchrun is not None and self.most_nodes() != 1
 
     def nodes(self, loop: Loop, orders: AttemptOrders, warn: Callable[[str], None]) -> JobNodes:
-        """Make this node's part among those of the job."""
+        """Make this node's part in a job of several nodes."""
         return JobNodes(self._job, torchrun.rendezvous_id(self.torchrun, self._job.environ), loop, orders, warn)
 
     def quarantine(self, action: Quarantine, errors: int = -1) -> tuple[Gpu, ...]:
-        """Write a GPU down as out of use; return all that were seen at the start, empty where they could not be listed. Raises OSError.
+        """Record a GPU as out of use; return all GPUs seen at the start, empty if they could not be listed. Raises OSError.
 
-        errors: uncorrectable ones that it has counted since its last reset, -1 where that is not known.
+        errors: the uncorrectable errors that the GPU has counted since its last reset, -1 if that is not known.
 
-        The driver is not asked again: it may not know a lost one any more.
+        The driver is not asked again: it may not know a lost GPU any more.
         """
         gpu, job = action.gpu, self._job
         boot = identity.this_process().boot_id

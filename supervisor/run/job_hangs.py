@@ -101,7 +101,7 @@ class JobHangs:
             self._loop.call_soon(lambda: nodes.ask_looks(text))
 
     def answer(self, number: int, look: Look | None, stillness: Stillness) -> None:
-        """Give this node's part of a look."""
+        """Return this node's part of a look."""
         text = node_look.text_without(number, "could not look at its ranks") if look is None else self._own.text(number, look, stillness)
         nodes = self._nodes
         if nodes is not None:

@@ -1,6 +1,6 @@
 """How much time the environment leaves between a signal and the KILL that follows, if that can be known.
 
-If it is unknown, the stop deadline holds. A tool that is missing, slow or answers in another form is no answer. Where `must_ask` is
+If it is unknown, the stop deadline holds. A tool that is missing, slow or answers in another form is not an answer. Where `must_ask` is
 true, `left_s` waits up to ANSWER_S for `scontrol` or `systemctl`: not on the loop's thread then, and never in a signal handler.
 
 The sources, in this order:

@@ -1,6 +1,6 @@
 """Reports the processes of the job that were not ended, and has the next attempt wait for those that KILL did not end.
 
-Threads of their own read the reasons of such waits: /proc may hang as the process does, and there may be a hundred of them.
+Separate threads read what these processes wait for: a read of /proc may hang as the process does, and there may be a hundred processes.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 #: How long an attempt waits for the end of processes that KILL did not end before it is refused. Much memory takes seconds to be freed.
 UNKILLED_S = 20.0
-#: The time for finding out what processes wait for, however many. The kernel may not answer: a process may hold the lock of its own memory.
+#: The time to find out what any number of processes waits for. The kernel may not answer: a process may hold the lock of its own memory.
 ANSWER_S = 0.5
 
 
 class LeftProcesses:
-    """Those of one run. Its methods are called on the loop's thread, but for `refusal` and, once the loop has ended, `await_named`."""
+    """The processes that one run left. All methods are for the loop's thread, except `refusal`, and `await_named` after the loop's end."""
 
     def __init__(self, loop: Loop, reporter: Reporter) -> None:
         self._loop = loop
         self._reporter = reporter
-        self._unkilled: dict[tuple[int, int], LeftProcess] = {}  # those without a known end
-        self._descriptions: dict[int, str] = {}  # of those, by pid, once they are known; replaced, never changed
-        self._alerts: queue.SimpleQueue[act.Alert] = queue.SimpleQueue()  # of those that are described, until the loop raises them
+        self._unkilled: dict[tuple[int, int], LeftProcess] = {}  # processes that are not known to have ended
+        self._descriptions: dict[int, str] = {}  # by pid, as soon as they are known; the dictionary is replaced, never changed
+        self._alerts: queue.SimpleQueue[act.Alert] = queue.SimpleQueue()  # of processes that are described, until the loop raises them
         self._describing: list[threading.Thread] = []
 
     def report_from_guardian(self, attempt: int, left: Sequence[RemainingProcess]) -> None:
@@ -46,9 +46,9 @@ class LeftProcesses:
         self._alert(attempt, [LeftProcess(**row) for row in left])
 
     def report_from_us(self, attempt: int, left: Sequence[LeftProcess], others: str) -> None:
-        """Report the processes that this one could not end by itself.
+        """Report the processes that the supervisor could not end by itself.
 
-        others: begins the warning about those that KILL need not have ended.
+        others: begins the warning about processes that were left for another reason than surviving KILL.
         """
         for process in left:
             if not process.unkilled:
@@ -56,7 +56,7 @@ class LeftProcesses:
         self._alert(attempt, left)
 
     def refusal(self, within_s: float = UNKILLED_S) -> str:
-        """Wait until those that KILL did not end are gone. Return why no attempt is started, "" if all are. In a worker thread."""
+        """Wait for the end of processes that survived KILL. Return why no attempt is started, "" if all are gone. In a worker thread."""
         before = tuple(self._unkilled.values())
         left = ownership.await_end(before, within_s) if before else ()
         ended = [process for process in before if process not in left]
@@ -68,16 +68,16 @@ class LeftProcesses:
 
     @property
     def unkilled_pids(self) -> tuple[int, ...]:
-        """Those that the next attempt waits for."""
+        """The processes that the next attempt waits for."""
         return tuple(process.pid for process in tuple(self._unkilled.values()))
 
     @property
     def names(self) -> str:
-        """Name those that the next attempt waits for, "" if there are none; as far as they are described by now."""
+        """The names of the processes that the next attempt waits for, "" for none; a pid alone if it is not described yet."""
         return ", ".join(self._descriptions.get(pid, f"pid {pid}") for pid in self.unkilled_pids)
 
     def await_named(self) -> None:
-        """Raise the alerts that the loop had no time for, when it has ended. Waits for a moment, while processes are described."""
+        """After the loop's end, raise the alerts for which it had no time. Waits a moment for the descriptions of processes."""
         until = time.monotonic() + 2 * ANSWER_S
         for thread in self._describing:
             thread.join(max(0.0, until - time.monotonic()))
@@ -92,7 +92,7 @@ class LeftProcesses:
         thread = threading.Thread(target=self._describe, args=(attempt, pids), name="unkilled", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # no thread to be had: they are named by their pids
+        except RuntimeError:  # no thread can be started: they are named by their pids
             self._put(attempt, {pid: f"pid {pid}" for pid in pids})
             self._raise_alerts()
         else:
@@ -105,7 +105,7 @@ class LeftProcesses:
     def _put(self, attempt: int, described: dict[int, str]) -> None:
         self._descriptions = {**self._descriptions, **described}
         for pid, named in described.items():
-            # a process that waits for nothing is on its way out: its memory is being freed, which takes seconds where it is much
+            # a process that waits for nothing is about to end: its memory is being freed, and much memory takes seconds
             how = "has not ended yet after KILL, and waits for no disk and no driver" if ", state R" in named else "survives KILL"
             self._alerts.put(act.Alert("unkilled", attempt, f"{named} {how}: no attempt is started beside it", str(pid)))
 
@@ -115,11 +115,11 @@ class LeftProcesses:
 
     def _ended(self, pids: Sequence[int]) -> None:
         for pid in pids:
-            self._reporter.alert_over("unkilled", f"pid {pid} is gone, which had survived KILL", str(pid))
+            self._reporter.alert_over("unkilled", f"pid {pid}, which had survived KILL, is gone", str(pid))
 
 
 def refusal(pids: Sequence[int]) -> str:
-    """Return why no attempt is started beside these, in the form of an exception: evidence for the signature io_error.unkilled."""
+    """Return why no attempt is started beside these processes, like an exception's text: evidence for the signature io_error.unkilled."""
     more = f", and {len(pids) - 1} more: pid {', '.join(map(str, pids[1:]))}" if len(pids) > 1 else ""
     return f"UnkilledProcess: {descriptions(pids[:1])[pids[0]]} survives KILL{more}; no attempt is started beside it"
 
@@ -142,7 +142,7 @@ def descriptions(pids: Sequence[int]) -> dict[int, str]:
     for pid in pids:
         try:
             threading.Thread(target=describe, args=(pid,), name="description", daemon=True).start()
-        except RuntimeError:  # no thread to be had: the others are named by their pids
+        except RuntimeError:  # no thread can be started: the others are named by their pids
             break
         asked += 1
     until = time.monotonic() + ANSWER_S

@@ -35,7 +35,7 @@ class LivingGuardian:
             while not self._factory.has_early_guardian and (self._newest is None or self._newest.has_ended) and is_wanted():
                 try:
                     self._newest = self._start()
-                except RuntimeError:  # no thread to be had: loaders may use up the limit on processes for a moment
+                except RuntimeError:  # no thread can be started: loaders may use up the limit on processes for a moment
                     time.sleep(RETRY_S)
 
     def take(self) -> None:

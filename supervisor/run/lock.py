@@ -129,7 +129,7 @@ def acquire(  # noqa: PLR0913  who asks, for what, and how hard
     except OSError as error:
         raise SuperviseError(
             f"cannot lock the job: {path}: {error.strerror}",
-            hint=f"Remove {path} where it is no file, or give a directory that you can write with --state-dir.",
+            hint=f"Remove {path} where it is not a file, or give a directory that you can write with --state-dir.",
         ) from error
 
 
@@ -143,7 +143,7 @@ def holder(path: Path) -> LockRecord | None:
     except OSError as error:
         raise SuperviseError(
             f"cannot read the lock: {error.filename or path}: {error.strerror}",
-            hint="Make it readable for you. Remove it where it is no file and no supervisor runs the job.",
+            hint="Make it readable for you. Remove it where it is not a file and no supervisor runs the job.",
         ) from error
     return None if tail is None or tail.record is None or tail.record.released else tail.record
 

@@ -1,7 +1,7 @@
-"""This node and its GPUs: examined before an attempt and while it runs, listed once, taken out of use if they fail.
+"""Checks this node and its GPUs before an attempt and while it runs, lists the GPUs once, and takes those that fail out of use.
 
-Work that waits for a driver or a disk runs in a worker thread, except `list_gpus`, which runs before the loop. An examination that goes
-wrong does not hold back an attempt.
+Work that waits for a driver or a disk runs in a worker thread, except `list_gpus`, which runs before the loop. If a check breaks, the
+attempt begins all the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NodeRequests:
         self.environment = NodeEnvironment(job, factory.torchrun.interpreter if factory.torchrun is not None else None)
         self._gpus_listed = False
         self._ledger_writes: list[threading.Event] = []  # one for each write to the ledger, set when it is done
-        self._of_this_run: dict[str, str] = {}  # GPUs that could not be written down, with the reason why they are out of use
+        self._of_this_run: dict[str, str] = {}  # GPUs that the ledger could not record, with the reason why they are out of use
         self._unwritten: queue.SimpleQueue[act.PrintMessage] = queue.SimpleQueue()  # writes that failed; printed on the loop's thread
 
     def check(self, action: act.CheckHealth) -> None:
@@ -56,7 +56,7 @@ class NodeRequests:
 
         def check_node() -> tuple[tuple[Finding, ...], str]:
             node = self.health.before(*self._factory.health_paths(), alone=action.awaited)
-            ranks = () if self._gpus_listed else self._rank_places(node)  # once: what happens to a GPU later is no fault of the command
+            ranks = () if self._gpus_listed else self._rank_places(node)  # once: if a GPU fails later, the command is not at fault
             return (*ranks, *shown(node.findings, self._job.environ, self._gpu_uuids(node))), node.problem
 
         def work() -> None:
@@ -74,9 +74,9 @@ class NodeRequests:
         self._threads.start("health-check", work)
 
     def _rank_places(self, node: NodeHealth) -> tuple[Finding, ...]:
-        """Warn where the ranks of the command do not fit the GPUs, and return the proven failure.
+        """Warn if the ranks of the command do not fit the GPUs, and return the findings that prevent an attempt.
 
-        A run that continues with fewer ranks than the command says is not compared.
+        There are none for a run that continues with fewer ranks than its command names.
         """
         if not self.health.has_gpus or self._loop.state.run.nproc:
             return ()
@@ -112,7 +112,7 @@ class NodeRequests:
             self._threads.start("environment", self.environment.read, awaited=False)
 
     def ask_slurm(self) -> None:
-        """In a job of Slurm, report what its controller and its batch script show: nothing waits for the answer."""
+        """In a Slurm job, report what the controller and the batch script show. Nothing waits for the answer."""
         from supervisor.launch import slurm_batch  # noqa: PLC0415  for jobs of Slurm only
 
         def work() -> None:
@@ -128,7 +128,7 @@ class NodeRequests:
         try:
             held = self._factory.held_gpus()
         except OSError as error:
-            self._warn(f"the ledger of GPUs cannot be read, so none is left out: {self._factory.ledger.path}: {error}")
+            self._warn(f"the ledger of GPUs cannot be read, so no GPU is left out: {self._factory.ledger.path}: {error}")
             held = ()
         if self.health.has_gpus:
             return  # the check before the first attempt lists them
@@ -149,9 +149,9 @@ class NodeRequests:
                 self._loop.post(GpusListed(self._loop.clock.now(), gpus))
 
     def gpus_by_ledger(self) -> tuple[Gpu, ...]:
-        """Return the GPUs of this node by the ledger as it is now, empty where it cannot be read. In the thread that collects evidence.
+        """Return this node's GPUs, as the ledger shows them now; empty if it cannot be read. Called in the thread that collects evidence.
 
-        A GPU that was reset since and is well is put back into use, as at a start. A GPU that could not be written down stays out of use.
+        A GPU that was reset since then and is well returns to use, as at a start. A GPU that the ledger could not record stays out of use.
         """
         if not all(written.is_set() for written in self._ledger_writes):
             return ()
@@ -175,7 +175,7 @@ class NodeRequests:
         self._reporter.print_message(act.PrintMessage("warning", text))
 
     def quarantine(self, action: act.Quarantine) -> None:
-        """Put a GPU out of use, over restarts and requeues; answered by GpusListed."""
+        """Take a GPU out of use, also for later restarts and requeues. GpusListed is the answer."""
         self._reporter.quarantined(action)
         written = threading.Event()
         self._ledger_writes.append(written)
@@ -184,7 +184,7 @@ class NodeRequests:
             try:
                 errors = self.health.uncorrected(action.gpu.uuid)
                 gpus = self._factory.quarantine(action, -1 if errors is None else errors)
-                if gpus:  # an empty list means that they could not be listed: the core then keeps the list it has
+                if gpus:  # an empty list means that the GPUs could not be listed: the core then keeps the list it has
                     self._loop.post(GpusListed(self._loop.clock.now(), gpus))
             except OSError as error:
                 self._of_this_run[action.gpu.uuid] = action.reason

@@ -68,7 +68,7 @@ class OwnCoordinator:
 
         server = CoordinatorServer(listener, key, state, self._loop.clock.now, keep, self._to_judge, self._warn)
         self.server = server
-        with contextlib.suppress(RuntimeError):  # no thread to be had, where loaders use up the processes for a moment: see serve_again
+        with contextlib.suppress(RuntimeError):  # no thread can be started, while loaders use up the processes: see serve_again
             server.start()
         return server
 
@@ -134,5 +134,5 @@ class OwnCoordinator:
 
         try:
             threading.Thread(target=work, name="read-reports", daemon=True).start()
-        except RuntimeError:  # none to be had, where loaders use up the processes for a moment
+        except RuntimeError:  # no thread can be started, while loaders use up the processes
             work()

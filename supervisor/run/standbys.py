@@ -119,7 +119,7 @@ class StandbyState(Struct, frozen=True):
 
 
 class Standbys:
-    """Those of one run. Its methods are called on the loop's thread.
+    """The standbys of one run. Its methods are called on the loop's thread.
 
     session: returns the one that runs the ranks. impossible: why the command can have none, "" where it may. record: takes a note
     for the journal.

@@ -34,7 +34,7 @@ def reported_wait(report: Callable[[str], None], text: str, after_s: float) -> I
                 report(text)
                 return
 
-    with contextlib.suppress(RuntimeError):  # no thread to be had: nothing is reported
+    with contextlib.suppress(RuntimeError):  # no thread can be started: nothing is reported
         threading.Thread(target=watch, name="reported-wait", daemon=True).start()
     try:
         yield is_over.set
@@ -82,7 +82,7 @@ def start_soon(loop: Loop, name: str, work: Callable[[], object]) -> None:
 
 
 class Threads:
-    """Its methods are called on the loop's thread. `warn` prints a warning; it runs on the loop's thread."""
+    """The worker threads of a run. Its methods are called on the loop's thread. `warn` prints a warning; it runs on the loop's thread."""
 
     def __init__(self, loop: Loop, warn: Callable[[str], None]) -> None:
         self._loop = loop

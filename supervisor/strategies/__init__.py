@@ -47,7 +47,7 @@ def summary(name: str) -> str:
 
 
 def is_explained(name: str) -> bool:
-    """Whether the reason of a plan is at the terminal too; name: of Plan.strategy, which is no step where no failure was judged."""
+    """Whether the reason of a plan is at the terminal too; name: of Plan.strategy, which is not a step where no failure was judged."""
     return name in LADDER_STEPS and LADDER_STEPS[name].explained
 
 

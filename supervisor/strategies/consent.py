@@ -23,7 +23,7 @@ STOP_FLOOR = 0.8
 
 
 def proves(fact: Evidence, cause: Cause) -> bool:
-    """Whether a piece of evidence supports the cause and is no free text."""
+    """Whether a piece of evidence supports the cause and is not free text."""
     if fact.free_text:
         return False
     if fact.claim is not None:

@@ -143,7 +143,7 @@ def start_again(situation: Situation) -> Plan | None:
 def _repeated_behind_the_last_step(situation: Situation) -> list[Failure]:
     """Return the failures after steps that this attempt repeats, if it began at the last step of the run: its script had nothing to train.
 
-    A fingerprint ends with the phase, and that is another one behind the last step than before the first.
+    A fingerprint ends with the phase, and that is another one after the last step than before the first.
     """
     here = situation.verdict.fingerprint.rpartition(":")[0]
     alike = [f for f in situation.failures if f.fingerprint.rpartition(":")[0] == here and not f.before_first_step]

@@ -88,7 +88,7 @@ class Situation(Struct, frozen=True):
     # what supervise, or the nodes that met, changed since an attempt that is known to start; None: nothing, or this attempt made a step
     own_change: OwnChange | None = None
     resized: OwnChange | None = None  # by how many ranks the attempt differs from what saved, where its loader says so
-    gpus_now: tuple[Gpu, ...] = ()  # of all nodes, by the ledger as it is now; empty: none was out of use
+    gpus_now: tuple[Gpu, ...] = ()  # of all nodes, as the ledgers show them now; empty: none was out of use
     all_ranks: bool = False  # no rank is given up any more
     unworkable: tuple[tuple[tuple[str, str], ...], ...] = ()  # values of knobs with which no attempt starts
     # UUID and proof of each GPU that is proven to have failed by itself; `gpu` may be among them

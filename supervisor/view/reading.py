@@ -1,7 +1,7 @@
 """Reads a job's view from its journal: from the last whole view in it, and the records that follow.
 
 A journal of months is read so in a moment. A view that another version wrote, that is damaged, or that follows on one that is, is passed
-over: then the records behind the one before count, or all. It reads the file as any other process could, writes nothing and takes no lock.
+over: then the records after the one before count, or all. It reads the file as any other process could, writes nothing and takes no lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _no_report(_what: str, _done: int, _total: int) -> None:
 
 
 def _reported(items: Iterator[Item], path: Path, position: JournalPosition, verb: str, report: ReadReport) -> Iterator[Item]:
-    """Yield the items, and report how far they lead in the file. position: behind the last item."""
+    """Yield the items, and report how far they lead in the file. position: after the last item."""
     begin, due, mark = position.offset, 0, mark_of(path)
     for item in items:
         if mark is not None and position.offset >= due:
@@ -122,7 +122,7 @@ def end_base_of(path: Path) -> ViewBase | None:
 
 
 def _views_backwards(path: Path) -> Iterator[tuple[ViewTaken, JournalPosition]]:
-    """Yield the views in a journal, the last first, each with the place behind its record. Reads backwards from the end."""
+    """Yield the views in a journal, the last first, each with the place after its record. Reads backwards from the end."""
     try:
         fd = durable.open_regular(str(path))
     except FileNotFoundError:

@@ -328,7 +328,7 @@ class RunTime(Struct, omit_defaults=True):
         self._settle_unproven()
 
     def _stand_still(self, t: float) -> None:
-        """Give the time in which the ranks of a confirmed hang stood still, up to `t`, to the detection: it is no training."""
+        """Give the time in which the ranks of a confirmed hang stood still, up to `t`, to the detection: it is not training."""
         if self.still_since_t is not None:
             self._unnoticed(self.still_since_t, t, self.incident)
         self.still_since_t = None

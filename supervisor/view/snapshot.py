@@ -23,7 +23,7 @@ from supervisor.view.spans import PaceSample, RunLedger, SaveMark, TimeSpan, Tim
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-#: Of the view's fields. Another number where one gets another meaning: a view of another version is passed over.
+#: The version of the view's fields. It changes when a field gets another meaning: a view of another version is passed over.
 VERSION = 1
 
 _Row = TypeVar("_Row")

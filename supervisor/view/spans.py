@@ -1,7 +1,7 @@
 """The data of the ledger: spans of time, each in one state, and the sums of a run's spans.
 
-The spans of a run follow each other without a gap, from its first record to its end. So their sum is the wall clock by construction; what
-may be wrong is a state, never the sum.
+The spans of a run follow each other without a gap, from its first record to its end. So their sum is the wall clock by construction: a span
+may have a wrong state, and the sum is still right.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class TimeState(StrEnum):
     """The uses of a run's time, in the order of the report."""
 
     PRODUCTIVE = "productive"  # the ranks made steps that no attempt of this run had made before; an evaluation counts too
-    # they did so at less than 80 % of the run's median speed, over a minute and ten steps at least; in a run of more than a week over two
+    # new steps too, at less than 80 % of the run's median speed over at least a minute and ten steps; in a run of more than a week over two
     # minutes, then four
     DEGRADED = "degraded"
     REWORK = "rework"  # steps were made again, up to the highest step that the run had reached before the failure
     CHECKPOINT_STALL = "checkpoint_stall"  # the slowest rank saved a checkpoint, for 1 s or longer
-    UNMEASURED = "unmeasured"  # ranks ran, and no step of theirs was seen, in no part of the attempt
+    UNMEASURED = "unmeasured"  # ranks ran, and none of their steps was seen in the whole attempt
     START_AND_LOAD = "start_and_load"  # an attempt was prepared, until its first step: selection, launch, import, load, compile
     DETECTION = "detection"  # something had failed, or stood still since the last progress, and supervise did not know it yet
     # ranks were being stopped, or saved because a stop was requested; at the end of a run also our own work after the last rank
     TEAR_DOWN = "tear_down"
     DECISION = "decision"  # no rank was left, and the plan was not made yet: evidence, verdict, the decision of another node
-    HEALTH = "health"  # the attempt waited for the examination of its node alone
+    HEALTH = "health"  # the attempt waited for nothing but the check of its node
     # a restart was decided and waited (backoff, a full disk, a network that is down), or nobody supervised: supervise had died
     WAITING = "waiting"
     PREEMPTED = "preempted"  # the run had ended with 75, and was not started again yet
@@ -44,13 +44,13 @@ class TimeState(StrEnum):
 NEW_STEPS: Final = frozenset({TimeState.PRODUCTIVE, TimeState.DEGRADED})
 #: Ranks ran, and could fail.
 RANKS_RAN: Final = NEW_STEPS | {TimeState.REWORK, TimeState.CHECKPOINT_STALL, TimeState.UNMEASURED, TimeState.START_AND_LOAD}
-#: A stretch of training is compared with the others if it has so many seconds and steps; and if there are so many of them.
+#: A stretch of training has at least so many seconds and steps. At least so many stretches are compared.
 WINDOW_S, WINDOW_STEPS, LEAST_WINDOWS = 60.0, 10, 5
-#: Below this share of the median speed it is degraded.
+#: Below this share of the median speed a stretch is degraded.
 DEGRADED_BELOW: Final = 0.8
-#: Spans of time that a run keeps at least: beyond twice as many, those that are alike become one of twice the length.
+#: A run keeps at least so many spans of time. Beyond twice as many, spans that are alike are joined, up to twice the length.
 MOST_SPANS = 5000
-#: Samples of the pace that a run keeps: beyond twice as many every second one goes. And the newest, of which its present pace is made.
+#: A run keeps so many samples of the pace: beyond twice as many, every second one is dropped. Its present pace is that of the newest.
 MOST_SAMPLES, NEWEST_SAMPLES = 1000, 3
 
 
@@ -61,42 +61,42 @@ class TimeSpan(Struct, frozen=True, array_like=True):
     end_t: float
     state: TimeState
     attempt: int = 0
-    incident: int = 0  # whose cost it is, 0: none
-    ranks: int = 0  # on all nodes, of the attempt
-    first_step: float | None = None  # from which the training came in it; None: not known, or an evaluation
-    last_step: float | None = None  # to which it came
+    incident: int = 0  # the incident that cost this time, 0: none
+    ranks: int = 0  # of the attempt, on all nodes
+    first_step: float | None = None  # at the beginning of the span; None: not known, or an evaluation
+    last_step: float | None = None  # at its end
 
     @property
     def took_s(self) -> float:
-        """Seconds."""
+        """Its length in seconds."""
         return self.end_t - self.begin_t
 
     @property
     def steps(self) -> float:
-        """Steps that were made in it, as far as they are known."""
+        """The steps that were made in it; 0 if they are not known."""
         return 0.0 if self.first_step is None or self.last_step is None else self.last_step - self.first_step
 
     def joined(self, following: TimeSpan) -> TimeSpan:
-        """Return this span and the one behind it as one."""
+        """Return one span of this one and the following one."""
         known = self.last_step is not None and following.last_step is not None
         first, last = (self.first_step, following.last_step) if known else (None, None)
         return replace(self, end_t=following.end_t, first_step=first, last_step=last)
 
     def is_alike(self, other: TimeSpan) -> bool:
-        """Whether both can be one."""
+        """Whether the two spans can be joined."""
         of = (self.state, self.attempt, self.incident, self.ranks, self.first_step is None)
         return of == (other.state, other.attempt, other.incident, other.ranks, other.first_step is None)
 
 
 class PaceSample(Struct, frozen=True, array_like=True):
-    """How the training went at a moment. None: not recorded."""
+    """The pace and the loss of the training at a moment. None: not recorded."""
 
     t: float
     attempt: int
     step: int
-    step_s: float | None = None  # that one step took since the sample before
+    step_s: float | None = None  # for one step, since the sample before
     loss: float | None = None
-    is_finite: bool = True  # False: the loss was no number, or infinite
+    is_finite: bool = True  # False: the loss was not a number, or infinite
 
 
 class SaveMark(Struct, frozen=True, array_like=True):
@@ -115,15 +115,15 @@ class RunLedger(Struct, omit_defaults=True):
     begin_t: float
     end_t: float = 0.0
     is_over: bool = False  # it has an end record
-    goes_on: bool = False  # it ends now
+    goes_on: bool = False  # the run continues: its end is now
     exit_code: int | None = None  # of its end record
     attempts: int = 0
     spans: list[TimeSpan] = field(default_factory=list)
-    window_s: float = WINDOW_S  # spans that are shorter are joined with those before that are alike
-    most_spans: int = 0  # more are joined to spans of twice the length; 0: 2 * MOST_SPANS
-    samples: list[PaceSample] = field(default_factory=list)  # one of `sample_every` of all
-    newest_samples: tuple[PaceSample, ...] = ()  # the last ones, each
-    sampled: int = 0  # how many there were
+    window_s: float = WINDOW_S  # a shorter span is joined with the following one if they are alike
+    most_spans: int = 0  # beyond so many, they are joined up to twice the length; 0: 2 * MOST_SPANS
+    samples: list[PaceSample] = field(default_factory=list)  # one of each `sample_every`
+    newest_samples: tuple[PaceSample, ...] = ()  # the last ones, without gaps
+    sampled: int = 0  # how many there were, with those that were not kept
     sample_every: int = 1
     reached: int | None = None  # its highest step; None: not recorded
     kept: int | None = None  # the highest step of a checkpoint that was verified; None: not recorded
@@ -131,10 +131,10 @@ class RunLedger(Struct, omit_defaults=True):
     ranks: int = 0  # of the newest attempt on all nodes
     gpus: int = 0  # of this node
     saves: list[SaveMark] = field(default_factory=list)  # the oldest first
-    incidents: list[int] = field(default_factory=list)  # the numbers of those that opened in it
+    incidents: list[int] = field(default_factory=list)  # the numbers of the incidents that opened in it
 
     def copied(self) -> RunLedger:
-        """Return a ledger that continues from here by itself."""
+        """Return a copy: later changes of this ledger do not touch it."""
         return replace(self, spans=[*self.spans], samples=[*self.samples], saves=[*self.saves], incidents=[*self.incidents])
 
     @property
@@ -143,7 +143,7 @@ class RunLedger(Struct, omit_defaults=True):
         return max(0.0, self.end_t - self.begin_t)
 
     def seconds(self) -> dict[TimeState, float]:
-        """Return the seconds of each state, in the order of the states, those of no time too. They add up to `wall_s`."""
+        """Return the seconds of each state, in the order of the states, also of states without time. They add up to `wall_s`."""
         parts: dict[TimeState, list[float]] = {state: [] for state in TimeState}
         for span in self.spans:
             parts[span.state].append(span.took_s)
@@ -158,7 +158,7 @@ class RunLedger(Struct, omit_defaults=True):
         return math.fsum(_above(span, self.kept) for span in self.spans if span.state in NEW_STEPS)
 
     def add(self, span: TimeSpan) -> None:
-        """Add a span of time. So many are kept as a week has minutes; of a longer run they are joined, and their sum stays the same."""
+        """Add a span of time. A week has a span for each minute; in a longer run spans are joined, and their sum stays the same."""
         add(self.spans, span, longest_s=self.window_s)
         if len(self.spans) > (self.most_spans or 2 * MOST_SPANS):
             self.window_s *= 2
@@ -168,7 +168,7 @@ class RunLedger(Struct, omit_defaults=True):
             self.spans, self.most_spans = joined, max(2 * MOST_SPANS, 2 * len(joined))
 
     def sample(self, sample: PaceSample) -> None:
-        """Take a sample. Of all, no more than 2 * MOST_SAMPLES stay, evenly spread, and the newest."""
+        """Take a sample. At most 2 * MOST_SAMPLES are kept, evenly spread, and the newest ones."""
         self.newest_samples = (*self.newest_samples, sample)[-NEWEST_SAMPLES:]
         if self.sampled % self.sample_every == 0:
             self.samples.append(sample)
@@ -176,7 +176,7 @@ class RunLedger(Struct, omit_defaults=True):
         self._thin_out()
 
     def sample_not_finite(self, t: float, attempt: int, step: int) -> None:
-        """Note that the loss was not finite. It is no pace, so it is no sample."""
+        """Note that the loss was not finite. This does not count as a sample of the pace."""
         self.samples.append(PaceSample(t, attempt, step, is_finite=False))
         self._thin_out()
 
@@ -194,7 +194,7 @@ def _above(span: TimeSpan, step: int) -> float:
 
 
 def add(spans: list[TimeSpan], span: TimeSpan, *, longest_s: float = math.inf) -> None:
-    """Add a span to those before it; joined with the last one where both are alike and that is shorter than `longest_s`."""
+    """Add a span to a list. It is joined with the last one if both are alike and the last one is shorter than `longest_s`."""
     last = spans[-1] if spans else None
     if last is not None and last.took_s < longest_s and last.is_alike(span):
         spans[-1] = last.joined(span)
@@ -205,7 +205,7 @@ def add(spans: list[TimeSpan], span: TimeSpan, *, longest_s: float = math.inf) -
 def training_spans(waiting: Iterable[TimeSpan], steps: tuple[int, int] | None, high: int | None) -> Iterator[TimeSpan]:
     """Yield the spans of a training as rework up to the step `high`, and as new steps beyond it.
 
-    steps: from where to where it came in them together, evenly; None: not known, and then nothing is rework.
+    steps: the first and the last step of all spans together, at an even pace; None: not known, and then nothing is rework.
     """
     waiting = list(waiting)
     whole_s = math.fsum(span.took_s for span in waiting)
@@ -225,7 +225,7 @@ def training_spans(waiting: Iterable[TimeSpan], steps: tuple[int, int] | None, h
 
 
 def with_state(spans: list[TimeSpan], between: tuple[float, float], state: TimeState, incident: int, *, of: frozenset[TimeState]) -> None:
-    """Give the time between two moments another state, where its state is one of `of`. Both are near the end of the list."""
+    """Give the time between two moments another state, if its state is one of `of`. Both moments are near the end of the list."""
     begin_t, end_t = between
     tail: list[TimeSpan] = []
     while spans and spans[-1].end_t > begin_t:
@@ -258,7 +258,7 @@ def with_degraded(spans: Sequence[TimeSpan]) -> list[TimeSpan]:
         state = TimeState.DEGRADED if number in slow else span.state
         return state, span.attempt, span.incident, span.ranks, span.first_step is None
 
-    for (state, *_), group in groupby(enumerate(spans), key=alike):  # thousands: each is made once
+    for (state, *_), group in groupby(enumerate(spans), key=alike):  # there may be thousands of spans: each is made once
         members = [span for _, span in group]
         first, last = members[0], members[-1]
         known = all(span.last_step is not None for span in members)

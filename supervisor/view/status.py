@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STOPPED_CODES: Final = frozenset({ExitCode.REQUEUE, 128 + signal.SIGINT, 128 + signal.SIGTERM})
 #: Stages that follow on an attempt, and that no first one begins with.
 _AFTER_AN_ATTEMPT: Final = frozenset({Stage.TEARDOWN, Stage.FOLLOWING, Stage.ADMITTING, Stage.WAITING})
-#: So many steps behind the furthest rank is no difference: a rank ends its step a moment after another.
+#: So many steps behind the furthest rank is not a difference: a rank ends its step a moment after another.
 _ALIKE_STEPS: Final = 1
 
 
@@ -204,7 +204,7 @@ class Status(Struct, frozen=True):
     # how many the budget allows without progress, if it fails as it did last; null if the job does not run
     restarts_left: int | None = None
     total_steps: int | None = None  # the step with which the training ends
-    total_from: str | None = None  # who says so, in words
+    total_from: str | None = None  # its source, in words
     steps_per_s: float | None = None  # of the newest reports, about 80 s; 0: it hangs
     eta_s: float | None = None  # seconds until `total_steps` at this pace
     last_step_age_s: float | None = None  # seconds since the rank that is furthest behind ended a step

@@ -178,7 +178,9 @@ def overlay(where: Path, version: str) -> Path:
         timeout=300,
     )
     if done.returncode:
-        pytest.skip(f"the wheel of torch {version} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
+        pytest.skip(
+            f"pip cannot download the wheel of torch {version}, which needs a package index: {done.stderr.strip().splitlines()[-1:]}"
+        )
     (wheel,) = where.glob("*.whl")
     unpacked, out = where / "unpacked", where / "over"
     with zipfile.ZipFile(wheel) as z:

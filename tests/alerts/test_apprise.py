@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from supervisor.alerts.model import OutgoingAlert
 
-pytest.importorskip("apprise", reason="the extra `apprise` is not installed")
+pytest.importorskip("apprise", reason="the extra `apprise` is not installed: pip install -e .[apprise]")
 
 
 def sink(endpoint: Endpoint) -> sinks.AlertSink:

@@ -126,5 +126,5 @@ def test_pagerdutys_own_client_sends_what_we_send(
 @pytest.mark.parametrize("detail", AlertDetail)
 def test_microsofts_own_renderer_reads_each_card_without_a_complaint(detail: AlertDetail, notifications: list[Notification]) -> None:
     package = frameworks.node_package("adaptivecards@3.0.6") / "dist" / "adaptivecards.js"
-    node = shutil.which("node") or pytest.skip("node is not installed")
+    node = shutil.which("node") or pytest.skip("node is not installed (Debian: apt-get install nodejs)")
     checked(node, "-e", TEAMS, str(package), given=bodies("teams", "http://127.0.0.1:9/x", notifications, detail))

@@ -133,7 +133,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:  # noqa: AN
 
 def sink(kind: str, detail: AlertDetail = AlertDetail.SUMMARY) -> sinks.AlertSink:
     if kind == "apprise":
-        pytest.importorskip("apprise", reason="the extra `apprise` is not installed")
+        pytest.importorskip("apprise", reason="the extra `apprise` is not installed: pip install -e .[apprise]")
     url = {"email": "smtps://mail.example.org", "apprise": URL.replace("http", "json")}.get(kind, URL)
     return sinks.make(SinkOptions(kind, url, KEY.encode(), ("/bin/true",), detail, start_program, ("oncall@example.org",)))
 

@@ -31,7 +31,7 @@ def tmpfs(place: Path, n_bytes: int, inodes: int = 0) -> Iterator[Path]:
     """Mount a file system in memory that is full after `n_bytes`."""
     place.mkdir()
     if os.geteuid() != 0 or not _ran("mount", "-t", "tmpfs", "-o", f"size={n_bytes},nr_inodes={inodes}", "none", place):
-        pytest.skip("needs to be allowed to mount")
+        pytest.skip("needs the right to mount: run as root (in a container: --privileged)")
     try:
         yield place
     finally:
@@ -45,11 +45,11 @@ def dead(place: Path) -> Iterator[None]:
     try:
         fd = os.open("/dev/fuse", os.O_RDWR)
     except OSError:
-        pytest.skip("needs /dev/fuse")
+        pytest.skip("needs /dev/fuse, readable and writable (in a container: --device /dev/fuse)")
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0".encode()
     if libc.mount(b"dead", os.fsencode(place), b"fuse", 0, options) != 0:
         os.close(fd)
-        pytest.skip("needs to be allowed to mount")
+        pytest.skip("needs the right to mount: run as root (in a container: --privileged)")
     try:
         yield
     finally:
@@ -69,7 +69,7 @@ def served(place: Path, behind: Path, *options: str) -> Iterator[subprocess.Pope
             if server.stdout.readline() != "ready\n":
                 server.kill()
                 assert server.stderr is not None
-                pytest.skip(f"no file system can be served here: {server.stderr.read().strip().rpartition(chr(10))[2]}")
+                pytest.skip(f"needs root and /dev/fuse: {server.stderr.read().strip().rpartition(chr(10))[2]}")
             yield server
         finally:
             server.kill()  # stopped or not: who waits for it gets an error
@@ -82,7 +82,7 @@ def hang(server: subprocess.Popen[str], place: Path) -> None:
     connections = place.with_name("connections")
     connections.mkdir()
     if not _ran("mount", "-t", "fusectl", "none", connections):
-        pytest.skip("needs fusectl, which counts the requests of a file system")
+        pytest.skip("needs fusectl, which counts a file system's requests: run as root on a kernel with CONFIG_FUSE_FS")
     waiting = connections / str(os.minor(place.stat().st_dev)) / "waiting"
 
     def is_idle() -> bool:
@@ -108,7 +108,7 @@ class FreezableFs:
     def freeze(self) -> None:
         """Have it answer no write from now on."""
         if not _ran("fsfreeze", "-f", self.place):
-            pytest.skip("needs fsfreeze, and to be allowed to freeze")
+            pytest.skip("needs fsfreeze (Debian: apt-get install util-linux), and the right to freeze: run as root")
 
     def thaw(self) -> None:
         """Let all writes continue."""
@@ -128,7 +128,7 @@ def freezable(place: Path) -> Iterator[FreezableFs]:
         or not _ran("mkfs.ext4", "-q", image)
         or not _ran("mount", "-o", "loop", image, place)
     ):
-        pytest.skip("needs mkfs.ext4, and to be allowed to mount a file")
+        pytest.skip("needs mkfs.ext4 (Debian: apt-get install e2fsprogs), and the right to mount a file: run as root with loop devices")
     file_system = FreezableFs(place)
     try:
         yield file_system
@@ -150,7 +150,7 @@ def btrfs(place: Path, n_bytes: int = 160 << 20) -> Iterator[Path]:
         or not _ran("mkfs.btrfs", "-q", image)
         or not _ran("mount", "-o", "loop", image, place)
     ):
-        pytest.skip("needs btrfs-progs, and to be allowed to mount")
+        pytest.skip("needs mkfs.btrfs (Debian: apt-get install btrfs-progs), and the right to mount: run as root with loop devices")
     try:
         yield place
     finally:
@@ -165,7 +165,7 @@ def ext4(place: Path, n_bytes: int = 32 << 20) -> Iterator[Path]:
     image.touch()
     os.truncate(image, n_bytes)
     if os.geteuid() != 0 or not _ran("mkfs.ext4", "-q", image) or not _ran("mount", "-o", "loop", image, place):
-        pytest.skip("needs mkfs.ext4, and to be allowed to mount")
+        pytest.skip("needs mkfs.ext4 (Debian: apt-get install e2fsprogs), and the right to mount: run as root with loop devices")
     try:
         yield place
     finally:
@@ -176,7 +176,7 @@ def ext4(place: Path, n_bytes: int = 32 << 20) -> Iterator[Path]:
 def freeze(place: Path) -> None:
     """Freeze what `ext4` mounted."""
     if not _ran("fsfreeze", "-f", place):
-        pytest.skip("needs fsfreeze")
+        pytest.skip("needs fsfreeze (Debian: apt-get install util-linux)")
 
 
 def thaw(place: Path) -> None:

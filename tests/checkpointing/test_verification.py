@@ -69,7 +69,7 @@ def test_interrupted_is_unknown(sound_file: Path) -> None:
     assert (verification.verdict, verification.step) == (Verdict.UNKNOWN, 120)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="drops root's rights in a thread of its own")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, whose rights it drops in a thread: run as root")
 def test_a_file_that_may_not_be_read_is_unknown(sound_file: Path) -> None:
     verifications = []
 

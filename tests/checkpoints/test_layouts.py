@@ -201,9 +201,9 @@ def test_a_declared_pattern_that_matches_no_checkpoint_is_reported_at_the_start(
     checkpoints.records.begin_run()
     first, second = checkpoints.records.take_notes((), "")
     assert first == (
-        f"--checkpoints runs matches {disk.here}/runs, which is no checkpoint of a known layout: declare 'runs/a/step-[0-9]*' instead"
+        f"--checkpoints runs matches {disk.here}/runs, which is not a checkpoint of a known layout: declare 'runs/a/step-[0-9]*' instead"
     )
-    assert second.startswith(f"--checkpoints logs matches {disk.here}/logs, which is no checkpoint of a known layout: `supervise")
+    assert second.startswith(f"--checkpoints logs matches {disk.here}/logs, which is not a checkpoint of a known layout: `supervise")
 
 
 def test_how_many_saves_the_mirror_holds_is_counted_with_those_that_nothing_proves(disk: JobOnDisk) -> None:

@@ -112,7 +112,7 @@ def shell_environ(tmp_path: Path) -> dict[str, str]:
 
 
 def found_shell(name: str) -> str:
-    return shutil.which(name) or pytest.skip(f"{name} is not installed")
+    return shutil.which(name) or pytest.skip(f"{name} is not installed (Debian: apt-get install {name})")
 
 
 @pytest.mark.process

@@ -179,7 +179,7 @@ def configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be refused")
+@pytest.mark.skipif(os.geteuid() != 0, reason="it tests a refusal of root: run as root")
 def test_run_refuses_root(configured: Path, capfd: pytest.CaptureFixture[str]) -> None:
     del configured
     assert main(["systemd", "run", "bert"]) == 78

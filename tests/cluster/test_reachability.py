@@ -207,11 +207,11 @@ print("unreachable", flush=True)
 @pytest.mark.parametrize("how", ["is silent", "talks", "hears, and is not heard"])
 def test_a_host_that_vanishes_without_a_word_is_noticed_on_both_sides_within_ten_seconds(limit_s: int, how: str) -> None:
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
+        pytest.skip("needs network namespaces: run as root, with `ip` (Debian: apt-get install iproute2)")
     try:
         network = Network(2)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespace can be made here: {error.stderr[-200:]}")
+        pytest.skip(f"needs network namespaces, which cannot be made here (in a container: --privileged): {error.stderr[-200:]}")
     ends = list[subprocess.Popen[str]]()
 
     def end(role: str, namespace: str) -> IO[str]:

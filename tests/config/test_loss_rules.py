@@ -40,7 +40,7 @@ def test_a_users_loss_rules_add_to_ours_replace_them_and_switch_them_off(load: C
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        (OWN.format(pattern="'(?P<value>'"), "wrong pattern: loss.rule.pattern of reward.nan in {file}:4: it is no regular expression"),
+        (OWN.format(pattern="'(?P<value>'"), "wrong pattern: loss.rule.pattern of reward.nan in {file}:4: it is not a regular expression"),
         (OWN.format(pattern="'reward'"), "{file}:4: it has no group for the number"),
         (
             OWN.format(pattern=r"'(?:(x+x+)+y)(?P<value>\S+)'"),

@@ -47,7 +47,7 @@ def test_a_port_in_use_is_none() -> None:
 
 def test_any_ipv6_address_is_any_ipv4_address_too() -> None:
     if not socket.has_dualstack_ipv6():
-        pytest.skip("no IPv6 here")
+        pytest.skip("needs IPv6 on the loopback: sysctl net.ipv6.conf.lo.disable_ipv6=0")
     port = free_port()
     with listen_at(metrics_address.metrics_address(settings(f"[::]:{port}"))), socket.create_connection(("127.0.0.1", port), timeout=120):
         pass

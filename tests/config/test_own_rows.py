@@ -194,19 +194,19 @@ def test_a_signature_is_in_use_beside_ours(load: Callable[[str], Settings], writ
             "wrong variable: recover.cuda_oom.set in {file}:2: $RANK is set by",
             "Leave env:RANK out",
         ),
-        ('[recover.cuda_oom]\nset = { "env:A B" = 0 }\n', "'A B' is no name of a variable", "Leave"),
+        ('[recover.cuda_oom]\nset = { "env:A B" = 0 }\n', "'A B' is not a name of a variable", "Leave"),
         (
             '[recover.nan_loss]\nset = { "--" = 1 }\n',
-            "recover.nan_loss.set in {file}:2: '--' is no flag",
+            "recover.nan_loss.set in {file}:2: '--' is not a flag",
             "as the command has it",
         ),
         (
             '[recover.nan_loss]\nset = { "=" = 1 }\n',
-            "recover.nan_loss.set in {file}:2: '=' is no place",
+            "recover.nan_loss.set in {file}:2: '=' is not a place",
             "as the command has it",
         ),
         ('[recover.nan_loss]\nset = { "" = 1 }\n', "unknown knob: : recover.nan_loss.set in {file}:2", '"--flag" for a flag'),
-        ('[recover.nan_loss]\nset = { "--c:lr" = 1 }\n', "'--c:lr' is no flag of the command: declare a knob", "as the command has it"),
+        ('[recover.nan_loss]\nset = { "--c:lr" = 1 }\n', "'--c:lr' is not a flag of the command: declare a knob", "as the command has it"),
         (
             '[recover.nan_loss]\nset = { "--lr" = "" }\n',
             "--lr = '' in {file}:2: expected a text of one line that is not empty",

@@ -14,7 +14,7 @@ import pytest
 from supervisor.config.trust import read_trusted
 from supervisor.errors import ExitCode, SuperviseError
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: needs root")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user: run as root")
 NOBODY = 65534
 
 

@@ -161,7 +161,7 @@ def test_a_plan_that_leaves_a_rank_out_leaves_the_batch_to_the_meeting() -> None
 
 
 UNEVEN = (
-    "the global batch is not held, 3 → 5 ranks: 3 × 8 × 1 = 24 is no multiple of them; the nearest is 5 × 5 × 1 = 25 (--batch 8 → 5)",  # noqa: RUF001
+    "the global batch is not held, 3 → 5 ranks: 3 × 8 × 1 = 24 is not a multiple of them; the nearest is 5 × 5 × 1 = 25 (--batch 8 → 5)",  # noqa: RUF001
     {"batch_size": "5"},
 )
 
@@ -173,7 +173,7 @@ UNEVEN = (
         (replace(HOLD, knobs=(MICRO,), likely=(("grad_accum", "--knob grad_accum:1=--accum"),)), "grad_accum:1=--accum holds it", {}),
         (replace(HOLD, knobs=()), "unless the script divides a fixed one: --knob batch_size=--YOUR-FLAG --knob grad_accum", {}),
         (replace(HOLD, batch_change=False), "--no-batch-change forbids to hold it", {}),
-        (replace(HOLD, knobs=(MICRO, Knob("grad_accum", "24", "--global", counts="derived"))), "is no multiple of 5 ranks", {}),
+        (replace(HOLD, knobs=(MICRO, Knob("grad_accum", "24", "--global", counts="derived"))), "is not a multiple of 5 ranks", {}),
         (replace(HOLD, knobs=(replace(MICRO, value=""), ACCUM)), "is not known: write --batch out", {}),
     ],
     ids=["uneven", "no accumulation", "no knob", "forbidden", "derived", "no value"],

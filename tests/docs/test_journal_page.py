@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed")
+@pytest.mark.skipif(shutil.which("jq") is None, reason="jq is not installed (Debian: apt-get install jq)")
 def test_the_examples_for_jq_show_the_decisions_and_the_pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = LongJob(tmp_path / "journal.jsonl", "node", monkeypatch)
     job.train(61)

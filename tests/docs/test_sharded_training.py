@@ -86,7 +86,7 @@ def test_accelerate_reads_the_configuration_for_fsdp(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed: pip install deepspeed")
 def test_deepspeed_reads_its_configuration(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(example("json"))
     assert answer(tmp_path, DEEPSPEED) == {"batch": 32, "micro": 4, "steps": 8, "stage": 2, "bf16": True, "clipping": 1.0}

@@ -79,11 +79,11 @@ def ledgers_add_up(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[N
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """Give a network of three nodes, or of so many as the test asks for; skip the test where none can be made."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
+        pytest.skip("needs network namespaces: run as root, with `ip` (Debian: apt-get install iproute2)")
     try:
         lan = Network(getattr(request, "param", 3))
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespace can be made here: {error.stderr[-200:]}")
+        pytest.skip(f"needs network namespaces, which cannot be made here (in a container: --privileged): {error.stderr[-200:]}")
     yield lan
     lan.close()
 

@@ -95,7 +95,7 @@ def test_the_card_names_the_core_that_a_rank_dumped(supervise: Callable[..., Sup
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     inside = ("sh", "-c", 'ulimit -c unlimited && exec "$@"', "sh")
     if pattern.startswith("|") or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:  # noqa: S603  words of our own
-        pytest.skip("cores are not written to files here")
+        pytest.skip("cores are not written to files here: set kernel.core_pattern to a file name, and allow `ulimit -c unlimited`")
     run = supervise("python", "-c", "import os; os.abort()", options=ONCE, around=surroundings(prefix=inside))
     diagnosis = verdict(run)
     assert (diagnosis["cause"], dict(diagnosis["facts"])["signal"]) == ("unknown_native_abort", "6")
@@ -130,7 +130,7 @@ def test_a_rank_that_touches_shared_memory_which_is_not_there(
 ) -> None:
     inside = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=24m tmpfs /dev/shm && exec "$@"', "sh")
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:  # noqa: S603  words of our own
-        pytest.skip("no mount namespace can be made here")
+        pytest.skip("needs a mount namespace (`unshare --mount`): run as root")
     run = supervise(*command("shm"), options=ONCE, around=surroundings(prefix=inside))
     diagnosis = verdict(run)
     assert (diagnosis["cause"], diagnosis["rank"]) == ("shm_exhausted", 1)

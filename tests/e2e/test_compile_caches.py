@@ -22,7 +22,7 @@ SCRIPT = Path(__file__).parents[1] / "jobs" / "compiles.py"
 @pytest.mark.timeout(900)
 def test_a_restart_takes_what_the_attempt_before_compiled(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
     if shutil.which("g++") is None:
-        pytest.skip("torch.compile needs a C++ compiler")
+        pytest.skip("torch.compile needs a C++ compiler (Debian: apt-get install g++)")
     own = {"TMPDIR": str(tmp_path / "tmp"), "HOME": str(tmp_path / "home")}
     for place in own.values():
         Path(place).mkdir()

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from tests.support.supervised import Supervised
 
 CAN = os.geteuid() == 0 and shutil.which("unshare") is not None and shutil.which("nsenter") is not None
-pytestmark = [pytest.mark.process, pytest.mark.skipif(not CAN, reason="a pid namespace takes root, unshare and nsenter")]
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not CAN, reason="needs a pid namespace: run as root, with unshare and nsenter (Debian: apt-get install util-linux)"),
+]
 
 CONTAINER = Surroundings(prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc"))
 TRAIN = """

@@ -49,10 +49,10 @@ def journal_of(run: Supervised) -> Path:
 def can_have(*words: str) -> None:
     """Skip the test where this prefix cannot be had here."""
     if shutil.which(words[0]) is None:
-        pytest.skip(f"no {words[0]} here")
+        pytest.skip(f"needs the program {words[0]}, which is not on PATH")
     done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
-        pytest.skip(f"not permitted here: {' '.join(words)[:60]}: {done.stderr.strip()}")
+        pytest.skip(f"not permitted here, run as root: {' '.join(words)[:60]}: {done.stderr.strip()}")
 
 
 def steps_of(run: Supervised) -> list[int]:

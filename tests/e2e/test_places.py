@@ -64,7 +64,7 @@ def inside(tmp_path: Path, group: Path, *deny: str) -> tuple[str, ...]:
     words = container.words(home, group, deny)
     seen = subprocess.run([*words, sys.executable, "-I", "-S", "-c", PLACE], capture_output=True, text=True, check=False)  # noqa: S603
     if seen.returncode:
-        pytest.skip(f"no container can be made here: {seen.stderr.strip()}")
+        pytest.skip(f"no container can be made here, which needs root and namespaces: {seen.stderr.strip()}")
     assert seen.stdout.split() == ["1", str(container.UID), "-1", "1", "0" * 16, str(64 << 20), "False"]
     return words
 
@@ -181,7 +181,7 @@ def test_a_read_only_directory_is_reported_with_the_option_that_helps(
     home.mkdir()
     done = subprocess.run([*READ_ONLY, "true"], cwd=home, capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode or shutil.which("unshare") is None:
-        pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+        pytest.skip(f"needs the right to mount: run as root, with unshare: {done.stderr.strip()}")
     around = surroundings(prefix=READ_ONLY)
     refused = supervise("touch", "started", place=home, around=around, HOME=str(home))
     assert refused.exit_code() == 78

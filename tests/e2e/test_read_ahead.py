@@ -32,7 +32,7 @@ def test_a_checkpoint_is_in_memory_before_the_last_process_is_killed_and_the_nex
     (place / "verified").touch()
     assert run.exit_code(60) == 0
     if float((place / "dropped").read_text()) > 0.1:
-        pytest.skip("this file system keeps its files in memory")
+        pytest.skip("this file system keeps its files in memory: set TMPDIR to a directory on a disk")
     assert float((place / "beside").read_text()) == 1.0, "read while a process of attempt 1 was left"
     loaded = json.loads((place / "loaded").read_text())
     assert (loaded["in_memory"], loaded["whole"]) == (1.0, True)

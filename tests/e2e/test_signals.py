@@ -286,7 +286,7 @@ def test_quit_shows_the_stacks_of_all_ranks_and_the_training_continues(supervise
 
 
 @pytest.mark.slow  # test_ends.py shows it of a daemon
-@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (Debian: apt-get install tmux)")
 def test_a_tmux_server_and_a_slow_uploader_live_on_after_a_job_that_ended_well(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:

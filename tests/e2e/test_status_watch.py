@@ -31,7 +31,7 @@ def test_a_training_is_watched_from_its_start_to_its_end(supervise: Callable[...
         screen.read_until(lambda _: any(" left" in page and "loss " in page for page in screen.pages[:-1]), 60)
         page = next(page for page in reversed(screen.pages[:-1]) if " left" in page)  # the last one may be unfinished
         assert ": training " in page
-        assert re.search(r"total by its log \(step \d+/100\)|total by --steps=100", " ".join(page.split()))
+        assert re.search(r"total from its log \(step \d+/100\)|total from --steps=100", " ".join(page.split()))
         assert re.findall(r"(?m)^rank (\d) +\d+ +\d+ .*MiB$", page) == ["0", "1"]
         assert screen.process.wait(120) == 0, "it ends with the job"
         screen.read_until(lambda _: ": done " in screen.pages[-1] and "look" in screen.pages[-1].replace("files", "look"), 10)

@@ -70,7 +70,7 @@ def test_the_next_attempt_waits_for_it_and_begins_when_it_is_gone(supervise: Run
     wait_for(lambda: '"action":"BeginAttempt"' in run.journal() or "BeginAttempt" in run.journal(), "the order of the second attempt")
     assert starts(run) == 1
     disk.thaw()
-    run.wait_for_line(rf"pid {pid} is gone, which had survived KILL")
+    run.wait_for_line(rf"pid {pid}, which had survived KILL, is gone")
     wait_for(lambda: starts(run) == 2, "the second attempt")
     run.signal(signal.SIGTERM)
     assert run.exit_code() == 143

@@ -27,10 +27,10 @@ def gpus() -> list[str]:
     """The UUIDs of this node's GPUs."""
     uuids = [uuid for uuid in listed() if uuid.startswith("GPU-")]
     if not uuids:
-        pytest.skip("no NVIDIA GPU is here: nvidia-smi lists none")
-    torch = pytest.importorskip("torch")
+        pytest.skip("no NVIDIA GPU is here, nvidia-smi lists none: run it on a node that has one")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e .[dev]")
     if not torch.cuda.is_available():
-        pytest.skip(f"torch {torch.__version__} cannot use the GPU that nvidia-smi lists")
+        pytest.skip(f"torch {torch.__version__} cannot use the GPU that nvidia-smi lists: install a build for its driver")
     return uuids
 
 

@@ -92,7 +92,7 @@ def test_a_mig_instance_is_no_gpu_that_we_would_take_out_of_use(gpus: list[str],
 
 def test_a_collective_that_hangs_leaves_the_flight_recorders_files(gpus: list[str], environment: dict[str, str], tmp_path: Path) -> None:
     if len(gpus) < 2:
-        pytest.skip("NCCL needs two GPUs to hang between: one is here")
+        pytest.skip("a hang in NCCL needs two GPUs, and one is here: run it on a node that has two")
     directory = tmp_path / "traces"
     directory.mkdir()
     # what the attempt after a time-out of NCCL is given

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 def swept() -> Readings:
     now = Runner().sweep(PROBES, Ask())
     if now.table("nvml.init").get("code") != 0 or not now.of("gpu.identity"):
-        pytest.skip("no NVIDIA GPU is here")
+        pytest.skip("no NVIDIA GPU is here: run it on a node that has one")
     return now
 
 

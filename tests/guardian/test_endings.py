@@ -410,7 +410,7 @@ UNKILLABLE = textwrap.dedent("""
 def stuck(side: Callable[..., Side]) -> Iterator[tuple[Side, int]]:
     """Give a side whose first command has started a process that nothing here can end."""
     if os.geteuid() != 0:
-        pytest.skip("only root can start a process of another user")
+        pytest.skip("needs a process of another user: run as root")
     driver = side(wrap=WITHOUT_KILL)
     driver.run([sys.executable, "-c", UNKILLABLE])
     pid = read_pid(driver.directory / "unkillable")

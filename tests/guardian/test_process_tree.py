@@ -50,7 +50,7 @@ CHILDREN = """
 
 def test_a_process_has_only_the_children_that_it_spares() -> None:
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
-        pytest.skip("this kernel does not list children (CONFIG_PROC_CHILDREN)")
+        pytest.skip("this kernel does not list children: it needs CONFIG_PROC_CHILDREN")
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(  # noqa: S603  our own interpreter
         [sys.executable, "-c", textwrap.dedent(CHILDREN)], env=env, capture_output=True, text=True, timeout=120, check=False

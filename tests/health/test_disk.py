@@ -286,9 +286,9 @@ def namespace(root: Path, command: str, deadline_s: float = 30.0) -> Readings:
     """Return what is read in a mount namespace of its own, after `command`; deadline_s: for what does not answer."""
     program = shutil.which("unshare")
     if program is None or os.geteuid() != 0:
-        pytest.skip("mounting takes root and unshare")
+        pytest.skip("needs the right to mount: run as root, with unshare (Debian: apt-get install util-linux)")
     if subprocess.run([program, "-m", "true"], capture_output=True, check=False).returncode:  # noqa: S603 -- found on the PATH
-        pytest.skip("no mount namespace is to be had here")
+        pytest.skip("no mount namespace can be made here (in a container: --privileged)")
     done = subprocess.run(  # noqa: S603 -- ours
         [program, "-m", sys.executable, "-c", IN_NAMESPACE, str(root), command, str(deadline_s)],
         capture_output=True, text=True, timeout=120, check=False, cwd=Path(__file__).parents[2],
@@ -324,7 +324,7 @@ def test_a_real_full_disk_and_one_without_inodes(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_real_server_that_never_answers(tmp_path: Path) -> None:
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
-        pytest.skip("no /dev/fuse to be a dead server with")
+        pytest.skip("needs /dev/fuse, readable and writable, for a dead server (in a container: --device /dev/fuse)")
     # the descriptor is open and nobody reads from it: what a dead file server looks like
     dead = """import os, ctypes
 fd = os.open("/dev/fuse", os.O_RDWR)

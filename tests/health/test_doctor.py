@@ -178,14 +178,14 @@ def test_the_doctor_works_without_a_gpu_and_reports_it(tmp_path: Path) -> None:
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "FAKE_NVML_STATE")}
     done = doctor("--json", cwd=tmp_path, environ=environ)
     if any(row["result"] == "ok" for row in gpu_results(done) if row["check"] == "gpu_driver"):
-        pytest.skip("a GPU is here")
+        pytest.skip("a GPU is here, and this test is about a node without one")
     assert done.stderr == ""
     assert {row["result"] for row in gpu_results(done)} <= {"skipped", "unknown"}
     assert "gpu_driver" in {row["check"] for row in gpu_results(done)}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv to lay root's rights down with")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv to drop root's rights (Debian: apt-get install util-linux)")
 def test_the_doctor_works_without_roots_rights(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"all.err.nvmlDeviceGetComputeRunningProcesses_v3": 4})  # what a driver answers who is not root
     bare = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []

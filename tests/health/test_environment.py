@@ -172,7 +172,7 @@ def test_variables_listed_as_ignored_by_torch_are_in_none_of_its_files() -> None
     root = Path(spec.submodule_search_locations[0])
     header = root / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     if not header.exists():
-        pytest.skip("this torch has no headers to look into")
+        pytest.skip("this torch has no C++ headers: install a wheel of pytorch.org")
     sources = [header, *root.joinpath("distributed").glob("*.py"), root / "lib/libtorch_python.so"]
     for file in filter(Path.exists, sources):
         data = file.read_bytes()
@@ -211,7 +211,7 @@ def test_variables_of_others_and_secrets_are_not_read() -> None:
 def test_the_code_is_read_from_a_real_work_tree(tmp_path: Path) -> None:
     program = shutil.which("git")
     if program is None:
-        pytest.skip("no git")
+        pytest.skip("git is not installed (Debian: apt-get install git)")
     environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
 
     def git(*words: str) -> None:

@@ -153,7 +153,7 @@ ROWS = (
     Row("gpu_nvlink", {"all.nvlink.7": 0}, FAILED, "NVLink 7 is down since the job started", Repair.RESET_GPU, before={}),
     Row("gpu_nvlink", {"all.nvlink.7": 0}, OK, "17 of 18"),
     Row("gpu_nvlink", {f"{gpu}.nvlink.{link}": 0 for link in range(18) for gpu in (0, 1)}, OK, "no NVLink is in use"),
-    Row("gpu_nvlink", {f"0.nvlink.{link}": 0 for link in range(18)}, DEGRADED, "those of all other GPUs are", Repair.RESET_GPU),
+    Row("gpu_nvlink", {f"0.nvlink.{link}": 0 for link in range(18)}, DEGRADED, "all other GPUs have some up", Repair.RESET_GPU),
     Row("gpu_nvlink", {f"0.nvlink.{link}": 0 for link in range(18)}, FAILED, "is down since the job started", Repair.RESET_GPU, before={}),
     Row("gpu_nvlink", {"0.field.162.3": 2}, DEGRADED, "link 3 went down and came back 2 times", Repair.RESET_GPU, before={}),
     Row("gpu_nvlink", {"0.field.163.3": 500}, DEGRADED, "link 3: 500 replays or CRC errors", Repair.RESET_GPU, before={"0.field.163.3": 0}),

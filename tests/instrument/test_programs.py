@@ -151,7 +151,7 @@ def test_an_exception_shows_the_framework_that_the_first_step_did_not(attempt: A
 
 @pytest.mark.slow
 def test_the_real_accelerate_is_known_by_what_it_prepared(attempt: Attempt) -> None:
-    pytest.importorskip("accelerate")
+    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e .[dev]")
     body = (
         "def main(model):\n"
         "    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)\n"

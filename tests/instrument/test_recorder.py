@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.process,
-    pytest.mark.skipif(not hasattr(c10d, "_dump_fr_trace_json"), reason="torch 2.6 records no collectives of gloo"),
+    pytest.mark.skipif(
+        not hasattr(c10d, "_dump_fr_trace_json"), reason="torch 2.6 records no collectives of gloo: install torch 2.7 or later"
+    ),
 ]
 
 GROUP = """

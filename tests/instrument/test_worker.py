@@ -128,7 +128,7 @@ def test_a_declared_phase_reaches_the_slot_and_ends_with_its_block(attempt: Atte
         "other thread import None",
         "trained train None",
     ], done.stderr
-    assert "'lunch' is no phase" in done.stderr
+    assert "'lunch' is not a phase" in done.stderr
     assert "-c:" in done.stderr or "<string>:" in done.stderr, "the warning names the script's own line"
 
 

@@ -13,7 +13,7 @@ import pytest
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to another user: needs root")
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives directories to another user: run as root")
 NOBODY = 65534
 COMMAND = ["torchrun", "train.py"]
 

@@ -426,7 +426,7 @@ def test_closing_on_a_dead_disk_keeps_its_deadline(tmp_path: Path, ear: Any, dis
 
 
 @pytest.mark.process
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small tmpfs: run as root")
 def test_a_full_file_system_costs_nothing_once_there_is_room(tmp_path: Path, ear: Any) -> None:
     with small_disk(tmp_path / "small", "size=64k") as small:
         journal, _ = opened(small / "journal.jsonl", ear)

@@ -144,12 +144,12 @@ def test_toml_keeps_its_comments() -> None:
     ("text", "form", "key", "cause"),
     [
         ("[1]", "json", "a", "holds no keys"),
-        ("{", "json", "a", "is no JSON"),
-        ("a: [", "yaml", "a", "is no YAML"),
-        ("a = ", "toml", "a", "is no TOML"),
+        ("{", "json", "a", "is not JSON"),
+        ("a: [", "yaml", "a", "is not YAML"),
+        ("a = ", "toml", "a", "is not TOML"),
         ('{"a": [1]}', "json", "a.b", "no keys"),
         ("a: 1", "yaml", "a.b", "no keys"),
-        ("a: {b: 1}", "yaml", "a", "no single value"),
+        ("a: {b: 1}", "yaml", "a", "not a single value"),
         ("a = 1", "toml", "a.b", "no keys"),
     ],
 )

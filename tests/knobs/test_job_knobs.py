@@ -210,7 +210,7 @@ WRONG = {
     "batch_size=env:NOWHERE": "its value is not known: $NOWHERE",
     "batch_size:8={batch_size}": "is nowhere",
     "batch_size:8=--set bs={batch_size}": "--set is in the command without bs=…",
-    "batch_size=bad.json:x": "is no JSON",
+    "batch_size=bad.json:x": "is not JSON",
     "batch_size=deepspeed:--bs": "the command does not name",
     "batch_size=--lone": "--lone is there without a value",
     "batch_size=anchor.yaml:bs": "is an anchor",

@@ -96,10 +96,10 @@ def test_the_users_model_parallel_size_holds_for_any_command(there: Path) -> Non
 
 def test_a_factor_that_is_no_number_is_reported_and_not_guessed(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = "torchrun --nproc-per-node 24 megatron.py --tensor-model-parallel-size TP"
-    assert find(there, command).replica == Replica(unread="--tensor-model-parallel-size TP is no number")
+    assert find(there, command).replica == Replica(unread="--tensor-model-parallel-size TP is not a number")
     assert main.main(["plan", "--", *command.split()]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "replica 1 rank: --tensor-model-parallel-size TP is no number; --model-parallel N gives it" in text
+    assert "replica 1 rank: --tensor-model-parallel-size TP is not a number; --model-parallel N gives it" in text
 
 
 def test_a_flag_of_ours_and_the_commands_own_that_differ_are_both_named(there: Path) -> None:

@@ -146,7 +146,7 @@ def test_the_wants_of_a_ladder_step_are_knobs() -> None:
     [
         ("torchrun --nproc-per-node=2 train.py", "--batch 24→24"),
         ("torchrun --nproc-per-node=8 train.py", "--accum 1→3"),
-        ("torchrun --nproc-per-node=5 train.py", "nothing can be changed, because --batch 24 is no multiple of 5 ranks"),
+        ("torchrun --nproc-per-node=5 train.py", "nothing can be changed, because --batch 24 is not a multiple of 5 ranks"),
         ("deepspeed train.py", "shrinks at the same global batch, if --batch divides by the ranks, not known yet"),
         ("torchrun --nproc-per-node=gpu train.py", "if --batch divides by the ranks"),
     ],

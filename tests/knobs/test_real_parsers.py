@@ -78,13 +78,16 @@ def compare(place: Path, script: str, lines: list[list[str]]) -> None:
     assert read[len(lines) :] == [[4, 6, 1, "p"]] * len(lines)
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed: pip install transformers")
 def test_hf_argument_parser_agrees_with_our_reading_and_writing(tmp_path: Path) -> None:
     (tmp_path / "args.json").write_text(json.dumps({"output_dir": "p", "per_device_train_batch_size": 16}))
     compare(tmp_path, HF, HF_LINES)
 
 
-@pytest.mark.skipif(find_spec("lightning") is None or find_spec("jsonargparse") is None, reason="lightning is not installed")
+@pytest.mark.skipif(
+    find_spec("lightning") is None or find_spec("jsonargparse") is None,
+    reason="lightning is not installed: pip install lightning jsonargparse",
+)
 def test_lightning_cli_agrees_with_our_reading_and_writing(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("data:\n  batch_size: 6\ntrainer:\n  accumulate_grad_batches: 3\n")
     compare(tmp_path, LIGHTNING, LIGHTNING_LINES)

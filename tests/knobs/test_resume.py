@@ -50,7 +50,7 @@ UNAVAILABLE = {
     "it begins anew from weights": (MEGATRON, "--save out --load out --finetune", "with --finetune it begins anew"),
     "another place to load from": (MEGATRON, "--save out --load other", "--load is in the command, which decides"),
     "its place is a template of its own": (MEGATRON, "--save out/{step}", "--save out/{step} holds a placeholder"),
-    "what is appended would be no option": (HF_RESUMES, "--output_dir out -- words", "behind `--`"),
+    "what is appended would be no option": (HF_RESUMES, "--output_dir out -- words", "after `--`"),
     "a copy without resume": (NANOGPT, "", "does not show init_from=resume"),
     "it begins with other weights": (NANOGPT_RESUMES, "--init_from=gpt2", "--init_from is in the command"),
     "no option of the parser": (ACCELERATE_RESUMES.replace("--resume_", "--"), "", "does not show --resume_from_checkpoint"),

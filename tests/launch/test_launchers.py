@@ -156,7 +156,7 @@ for words in json.load(sys.stdin):
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed")
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="accelerate is not installed: pip install -e .[dev]")
 def test_accelerate_itself_starts_as_many_ranks_and_shows_them_the_same_gpus(tmp_path: Path) -> None:
     """And its options without a value are those of our table."""
     (tmp_path / "my.yaml").write_text(CONFIG.replace("num_machines: 2", "num_machines: 1"))

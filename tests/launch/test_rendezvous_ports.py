@@ -107,8 +107,8 @@ def test_of_ranks(command: tuple[str, ...], environ: dict[str, str], expected: R
         (" 127.0.0.1", "29500", "MASTER_ADDR=' 127.0.0.1' has a blank in it", "Set MASTER_ADDR=127.0.0.1."),
         ("n7\n", "29500", "MASTER_ADDR='n7\\n' has a blank in it", "Set MASTER_ADDR=n7."),
         ("[::1]", "29500", "MASTER_ADDR='[::1]' has brackets, which no resolver takes", "Set MASTER_ADDR=::1."),
-        ("n7", "295OO", "MASTER_PORT='295OO' is no port", "Set MASTER_PORT to a number up to 65535."),
-        ("n7", "295000", "MASTER_PORT='295000' is no port", "Set MASTER_PORT to a number up to 65535."),
+        ("n7", "295OO", "MASTER_PORT='295OO' is not a port", "Set MASTER_PORT to a number up to 65535."),
+        ("n7", "295000", "MASTER_PORT='295000' is not a port", "Set MASTER_PORT to a number up to 65535."),
     ],
 )
 def test_an_address_that_can_never_be_one_is_refused_before_the_start(address: str, port: str, text: str, hint: str) -> None:

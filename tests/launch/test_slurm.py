@@ -44,7 +44,7 @@ def test_a_list_of_nodes_is_read(text: str, names: str) -> None:
 @pytest.mark.process
 def test_a_host_list_is_read_as_slurm_reads_it(tmp_path: Path) -> None:
     if shutil.which("scontrol") is None:
-        pytest.skip("needs apt-get install slurm-client: scontrol")
+        pytest.skip("scontrol is not installed (Debian: apt-get install slurm-client)")
     conf = tmp_path / "slurm.conf"
     conf.write_text("ClusterName=test\nSlurmctldHost=localhost(127.0.0.1)\nNodeName=localhost\nPartitionName=p Nodes=localhost\n")
     for text in LISTS:

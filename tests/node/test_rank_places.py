@@ -114,7 +114,7 @@ def test_a_refusal_says_what_is_there_and_which_rank_gets_nothing() -> None:
 
 def test_a_slot_that_is_to_be_left_out_and_is_not_there_holds_the_start_back() -> None:
     planned = PlannedRanks("deepspeed", None, "--exclude localhost:9", "--num_gpus=", devices=ALL, excluded=("9",))
-    assert outcomes(planned, node(4)) == [(True, "list", "no slot 9 behind --exclude")]
+    assert outcomes(planned, node(4)) == [(True, "list", "no slot 9 after --exclude")]
     assert outcomes(PlannedRanks("deepspeed", None, "--exclude localhost:1", "--num_gpus=", devices=ALL, excluded=("1",)), node(4)) == []
 
 

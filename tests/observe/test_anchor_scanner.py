@@ -27,7 +27,7 @@ AWKWARD = ("CUDA Error: out", "Error", "out of", "a\0bcd", "(.*)[x]\\d", "été 
 
 
 def fast(anchors: Sequence[str]) -> HyperScanner:
-    pytest.importorskip("hyperscan")
+    pytest.importorskip("hyperscan", reason="hyperscan is not installed: pip install hyperscan, for x86_64 and aarch64")
     hyper = scanner(anchors)
     assert isinstance(hyper, HyperScanner)
     return hyper
@@ -156,7 +156,7 @@ def test_a_scanner_compiled_by_a_child_finds_the_same_and_nobody_waits_for_it() 
 
 @pytest.mark.process
 def test_a_child_compiles_it_so_that_our_own_peak_stays_low() -> None:
-    pytest.importorskip("hyperscan")
+    pytest.importorskip("hyperscan", reason="hyperscan is not installed: pip install hyperscan, for x86_64 and aarch64")
     apart, here = peak_kib("made_apart"), peak_kib("scanner")
     assert apart < here / 2, (apart, here)
 
@@ -164,7 +164,7 @@ def test_a_child_compiles_it_so_that_our_own_peak_stays_low() -> None:
 @pytest.mark.process
 @pytest.mark.parametrize("does", ["exit 1", "head -c 5000 /dev/zero", None], ids=["fails", "answers with something else", "is not there"])
 def test_a_child_that_compiles_nothing_is_done_without(tmp_path: Path, does: str | None) -> None:
-    pytest.importorskip("hyperscan")
+    pytest.importorskip("hyperscan", reason="hyperscan is not installed: pip install hyperscan, for x86_64 and aarch64")
     python = tmp_path / "python"
     if does is not None:
         python.write_text(f"#!/bin/sh\n{does}\n")

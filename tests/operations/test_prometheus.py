@@ -122,7 +122,7 @@ def test_the_dashboard_is_up_to_date_and_its_panels_do_not_overlap() -> None:
 # what needs Debian's package prometheus
 
 PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
-with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="no promtool here: apt-get install prometheus")
+with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: apt-get install prometheus)")
 
 
 def promtool(*words: str | Path, given: bytes | None = None) -> None:
@@ -186,7 +186,7 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[int], Callable[..., Any]]]:
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus here: apt-get install prometheus")
+@pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (Debian: apt-get install prometheus)")
 def test_a_real_prometheus_scrapes_a_real_run_and_its_rules_and_panels_have_answers(
     supervise: Callable[..., Supervised], prometheus: Callable[[int], Callable[..., Any]]
 ) -> None:

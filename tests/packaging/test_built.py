@@ -78,7 +78,7 @@ def uv(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [*PIP, "install", "--only-binary=:all:", "--retries=0", f"--target={place}", "uv"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)  # noqa: S603 -- pip
     if done.returncode:
-        pytest.skip(f"uv could not be had from the package index: {done.stderr.strip()[-200:]}")
+        pytest.skip(f"pip cannot install uv, which needs a package index: {done.stderr.strip()[-200:]}")
     return place / "bin/uv"
 
 

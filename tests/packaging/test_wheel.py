@@ -119,7 +119,7 @@ def supervisord_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     wheels = list(directory.glob("supervisor-*.whl"))
     if not wheels:
-        pytest.skip(f"supervisord could not be had from the package index: {done.stderr.strip()[-200:]}")
+        pytest.skip(f"pip cannot download supervisor, which needs a package index: {done.stderr.strip()[-200:]}")
     return wheels[0]
 
 

@@ -109,7 +109,7 @@ def closing_port() -> Iterator[str]:
 
 NOWHERE = "nowhere-7.invalid"
 UNRESOLVED = rf"cannot resolve the host name '{NOWHERE}', where the ranks are to meet"
-NO_STORE = r"something answers at 127\.0\.0\.1:\d+, where the ranks are to meet, but it is no store"
+NO_STORE = r"something answers at 127\.0\.0\.1:\d+, where the ranks are to meet, but it is not a store"
 
 
 @pytest.mark.slow

@@ -109,7 +109,9 @@ def test_a_pid_that_was_given_to_another_process_holds_nothing(path: Path) -> No
     assert lock.acquire(path, job="j").refresh()
 
 
-@pytest.mark.skipif(not this_process().machine_id, reason="this machine has no /etc/machine-id: a reboot cannot be told from another host")
+@pytest.mark.skipif(
+    not this_process().machine_id, reason="needs /etc/machine-id, which tells a reboot from another host: run `systemd-machine-id-setup`"
+)
 def test_a_lock_from_before_the_reboot_is_taken_at_once(path: Path) -> None:
     write_record(path, boot_id="another")
     assert lock.acquire(path, job="j").refresh()
@@ -184,7 +186,7 @@ def test_a_supervisor_in_another_pid_namespace_leaves_a_living_lock_until_a_take
         time.sleep(0.1)
     _, errors = process.communicate()
     if b"unshare:" in errors:
-        pytest.skip(f"no namespaces here: {errors.decode()}")
+        pytest.skip(f"needs namespaces (`unshare`), run as root: {errors.decode()}")
     assert (process.returncode, errors) == (ExitCode.CONFIG, b"")
     process = elsewhere("takeover")
     assert (process.communicate()[1], process.returncode) == (b"", 0)

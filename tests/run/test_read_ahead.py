@@ -46,7 +46,7 @@ def checkpoint(tmp_path: Path) -> Path:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if in_memory(directory / name) > 1:
-            pytest.skip("this file system keeps its files in memory")
+            pytest.skip("this file system keeps its files in memory: set TMPDIR to a directory on a disk")
     return directory
 
 

@@ -42,7 +42,7 @@ def source_of(place: Path, n_tensors: int) -> Path:
 def test_a_checkpoint_of_20_gb_is_converted_within_2_gib(tmp_path: Path, to: str, most_bytes: int) -> None:
     room = min(most_bytes, shutil.disk_usage(tmp_path).free - SPARED_BYTES - TENSOR_BYTES)
     if room < LEAST_BYTES:
-        pytest.skip(f"the disk has no room for {LEAST_BYTES / GB:g} GB")
+        pytest.skip(f"the disk has no room for {LEAST_BYTES / GB:g} GB: set TMPDIR to one that has")
     n_tensors = -(-room // TENSOR_BYTES)
     source, target = source_of(tmp_path, n_tensors), tmp_path / "out"
     command = [str(Path(sys.executable).with_name("supervise")), "checkpoints", "convert", "--json", "--to", to, str(source), str(target)]

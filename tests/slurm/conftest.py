@@ -123,9 +123,9 @@ def slurm(request: pytest.FixtureRequest) -> Iterator[SlurmCluster]:
     """Give a cluster of one node, or of so many as the test asks for: each is a slurmd here, and has a network namespace for its job."""
     missing = [name for name in (*_DAEMONS, "sbatch", "srun") if shutil.which(name, path=_PATH) is None]
     if missing or os.geteuid() != 0:
-        pytest.skip(f"needs root and apt-get install slurm-wlm: {', '.join(missing) or 'not root'}")
+        pytest.skip(f"needs root and Slurm (Debian: apt-get install slurm-wlm); missing: {', '.join(missing) or 'root'}")
     if not os.access(_FREEZER, os.W_OK):
-        pytest.skip(f"needs {_FREEZER}: control groups of version 1")
+        pytest.skip(f"needs a writable {_FREEZER}: boot with control groups of version 1 (systemd.unified_cgroup_hierarchy=0)")
     place = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     place.chmod(0o755)
     host = os.uname().nodename.split(".")[0]

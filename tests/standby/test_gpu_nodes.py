@@ -59,7 +59,7 @@ def driver(tmp_path_factory: TempPathFactory) -> Path:
     """Return the directory of a library that stands in for the driver."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("what stands in for the driver needs a C compiler")
+        pytest.skip("needs a C compiler for the fake driver (Debian: apt-get install gcc)")
     place = tmp_path_factory.mktemp("driver")
     (place / "driver.c").write_text(DRIVER)
     subprocess.run([compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "driver.c"], cwd=place, check=True)  # noqa: S603  words of our own
@@ -127,9 +127,9 @@ def test_an_open_device_of_a_gpu_is_a_use_of_the_gpu(monkeypatch: pytest.MonkeyP
 @pytest.mark.slow
 def test_a_cuda_build_of_torch_is_imported_in_advance_without_cuda(driver: Path, tmp_path: Path) -> None:
     """The rank trains on the CPU, and torch asks the driver what is there; while a standby imports and waits it is not asked."""
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="torch is not installed: pip install -e .[dev]")
     if torch.version.cuda is None:
-        pytest.skip(f"torch {torch.__version__} is built without CUDA")
+        pytest.skip(f"torch {torch.__version__} is built without CUDA: install a build with CUDA")
     job, log = Job(tmp_path / "job"), tmp_path / "initialized"
     case = Case(("-u", "training.py", "here", "fork"), env={"LD_LIBRARY_PATH": str(driver), "DRIVER_LOG": str(log)})
     job.recorded(case)

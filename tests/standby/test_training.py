@@ -43,7 +43,7 @@ def test_training_is_equal_with_every_kind_of_loader(ways: tuple[str, ...], job:
 def test_compiled_functions_are_equal(job: Job, tmp_path: Path) -> None:
     """A warm rank finds what the recorded one compiled. Whoever finds it imports less, so all that are compared find it."""
     if shutil.which("g++") is None:
-        pytest.skip("torch.compile needs a C++ compiler")
+        pytest.skip("torch.compile needs a C++ compiler (Debian: apt-get install g++)")
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     case = Case(("-u", "training.py", "compile"), env=cache)
     job.recorded(case)

@@ -17,7 +17,7 @@ def faketime(place: Path) -> dict[str, str]:
     """Return the variables with which the wall clock, and it alone, is ahead by the seconds in the file `clock`."""
     library = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
     if library is None:
-        pytest.skip("needs Debian's package libfaketime")
+        pytest.skip("libfaketime is not installed (Debian: apt-get install libfaketime)")
     (place / "site").mkdir()
     (place / "site" / "sitecustomize.py").write_text(SLEEPS)
     return {

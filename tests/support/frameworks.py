@@ -43,13 +43,13 @@ def node_package(wanted: str) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (place / ".ready").exists():
             place.mkdir(parents=True, exist_ok=True)
-            npm = shutil.which("npm") or pytest.skip("npm is not installed")
+            npm = shutil.which("npm") or pytest.skip("npm is not installed (Debian: apt-get install npm)")
             done = subprocess.run(  # noqa: S603  words of our own
                 [npm, "install", "--silent", "--no-save", "--legacy-peer-deps", "--ignore-scripts", "--prefix", str(place), wanted],
                 capture_output=True, text=True, timeout=300, check=False,
             )  # fmt: skip
             if done.returncode:
-                pytest.skip(f"{wanted} is not installed, and cannot be: {(done.stdout + done.stderr).strip()[-300:]}")
+                pytest.skip(f"npm cannot install {wanted}, which needs a package index: {(done.stdout + done.stderr).strip()[-300:]}")
             (place / ".ready").touch()
     return place / "node_modules" / name
 
@@ -76,6 +76,6 @@ def _installed(family: str) -> Path:
             )
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-                pytest.skip(f"{family} is not installed, and cannot be: {reason}")
+                pytest.skip(f"pip cannot install {family}, which needs a package index: {reason}")
             ready.write_text(wanted)
     return packages

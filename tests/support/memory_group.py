@@ -21,7 +21,7 @@ def memory_group(mib: int) -> Iterator[Path]:
     """Make one of `mib` MiB below our own place in the hierarchy; the test is skipped, with the reason, where none can be made."""
     deepest = next((group.directory for group in control_groups.read("memory") if group.memory_events() is not None), None)
     if deepest is None:
-        pytest.skip("no group here counts memory")
+        pytest.skip("no control group here counts memory: enable the memory controller, and run as root")
     group = deepest / f"supervise-test-{os.getpid()}"
     try:
         group.mkdir()
@@ -32,7 +32,7 @@ def memory_group(mib: int) -> Iterator[Path]:
     except (OSError, StopIteration) as error:
         with contextlib.suppress(OSError):
             group.rmdir()
-        pytest.skip(f"no memory group can be made here: {error}")
+        pytest.skip(f"no memory group can be made here, run as root (in a container: --privileged): {error}")
     yield group
     wait_for(lambda: _is_removed(group), "the end of the last process in the group")
 

@@ -21,5 +21,5 @@ def alone() -> tuple[str, ...]:
     except FileNotFoundError:
         is_possible = False
     if not is_possible:
-        pytest.skip("needs a pid namespace of its own (unshare --pid --mount-proc)")
+        pytest.skip("needs a pid namespace of its own: run as root, with `unshare --pid --mount-proc` (Debian: apt-get install util-linux)")
     return (*words, *_REAPER)

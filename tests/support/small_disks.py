@@ -20,7 +20,7 @@ def small_disk(directory: Path, options: str) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", options, "none", str(directory)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     if mounted.returncode:
-        pytest.skip(f"a small disk needs the right to mount: {mounted.stderr.strip()}")
+        pytest.skip(f"a small disk needs the right to mount, run as root: {mounted.stderr.strip()}")
     try:
         yield directory
     finally:

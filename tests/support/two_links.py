@@ -33,7 +33,7 @@ def inside() -> tuple[str, ...]:
     try:
         done = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)  # noqa: S603  words of our own
     except FileNotFoundError:
-        pytest.skip("no unshare here")
+        pytest.skip("unshare is not installed (Debian: apt-get install util-linux)")
     if done.returncode:
-        pytest.skip(f"no network namespace can be made here: {done.stderr[-200:]}")
+        pytest.skip(f"no network namespace can be made here, run as root: {done.stderr[-200:]}")
     return words

@@ -95,10 +95,10 @@ def booted(files: Mapping[str, str] = MappingProxyType({}), keep: Path | None = 
     """
     missing = [tool for tool in ("unshare", "nsenter", "systemctl") if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing or not Path("/lib/systemd/systemd").exists():
-        pytest.skip(f"a systemd can be booted by root only, with {missing or 'systemd'} installed")
+        pytest.skip(f"boots a systemd: run as root, with {missing or 'systemd'} installed (Debian: apt-get install systemd util-linux)")
     hierarchy = next((Path(mount[4]) for mount in _mounts() if "cgroup2" in mount[mount.index("-") + 1 :][:1]), None)
     if hierarchy is None:
-        pytest.skip("no cgroup2 hierarchy is mounted")
+        pytest.skip("needs a mounted cgroup2 hierarchy: mount -t cgroup2 none DIRECTORY")
     if any(Path(place).is_relative_to("/tmp") for place in (ROOT, sys.prefix)):  # noqa: S108 -- not written to
         pytest.skip("the checkout lies below /tmp, and a unit with PrivateTmp= has a /tmp of its own: run it elsewhere")
     with tempfile.TemporaryDirectory() as scratch:

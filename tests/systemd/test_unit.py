@@ -20,7 +20,9 @@ README = (ROOT / "systemd/README.md").read_text()
 #: The exposure that `systemd-analyze security` may give, in tenths: what GPUs permit.
 EXPOSURE = 50
 
-needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (Debian: apt-get install systemd)"
+)
 
 
 def analyze(*arguments: str | Path) -> subprocess.CompletedProcess[str]:

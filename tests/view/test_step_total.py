@@ -18,29 +18,29 @@ def total(step: int | None, line: str = "", command: str = "", *, is_relative: b
 @pytest.mark.parametrize(
     ("step", "line", "command", "expected"),
     [
-        (10, "", "torchrun train.py --max_steps 120", (120, "by --max_steps 120")),
-        (10, "", "torchrun train.py --max-steps=120", (120, "by --max-steps=120")),
-        (10, "", "python train.py --steps=50 --steps=120", (120, "by --steps=120")),
-        (10, "", "python train.py --num_iterations 1e3", (1000, "by --num_iterations 1e3")),
-        (10, "", "python train.py --train-iters 120", (120, "by --train-iters 120")),
-        (10, "", "python train.py trainer.max_steps=120", (120, "by trainer.max_steps=120")),
+        (10, "", "torchrun train.py --max_steps 120", (120, "from --max_steps 120")),
+        (10, "", "torchrun train.py --max-steps=120", (120, "from --max-steps=120")),
+        (10, "", "python train.py --steps=50 --steps=120", (120, "from --steps=120")),
+        (10, "", "python train.py --num_iterations 1e3", (1000, "from --num_iterations 1e3")),
+        (10, "", "python train.py --train-iters 120", (120, "from --train-iters 120")),
+        (10, "", "python train.py trainer.max_steps=120", (120, "from trainer.max_steps=120")),
         (10, "", "python train.py --max_steps -1", None),
         (10, "", "python train.py --max_steps", None),
         (10, "", "python train.py --max_steps auto", None),
         (10, "", "python train.py steps 120", None),
         (130, "", "python train.py --max_steps 120", None),
-        (12, "step 10/120 loss 4.1", "", (120, "by its log (step 10/120)")),
-        (900, "step 800/9000 loss 4.1", "", (9000, "by its log (step 800/9000)")),
+        (12, "step 10/120 loss 4.1", "", (120, "from its log (step 10/120)")),
+        (900, "step 800/9000 loss 4.1", "", (9000, "from its log (step 800/9000)")),
         (900, "step 10/120 loss 4.1", "", None),
-        (12, "step 10/120 loss 4.1", "python train.py --max_steps 1000", (1000, "by --max_steps 1000")),
-        (12, "step 10/120 loss 4.1", "python train.py --steps 120", (120, "by its log (step 10/120)")),
+        (12, "step 10/120 loss 4.1", "python train.py --max_steps 1000", (1000, "from --max_steps 1000")),
+        (12, "step 10/120 loss 4.1", "python train.py --steps 120", (120, "from its log (step 10/120)")),
         (130, "Epoch [2/3], Step [10/120], loss 4.1", "", (360, "3 epochs of 120 steps")),
         (130, "Epoch: [1][ 10/120] loss 4.1", "python train.py --epochs 3", (360, "3 epochs of 120 steps")),
         (130, "  8%|▊ | 10/120 [00:05<00:52]", "python train.py --num_train_epochs=3", (360, "3 epochs of 120 steps")),
         (10, "Epoch [1/3], Step [10/120], loss 4.1", "", None),
         (10, "  8%|▊ | 10/120 [00:05<00:52]", "python train.py --epochs 3", None),
-        (130, "epoch 2/3 step 130/360 loss 4.1", "", (360, "by its log (step 130/360)")),
-        (None, "step 10/120 loss 4.1", "", (120, "by its log (step 10/120)")),
+        (130, "epoch 2/3 step 130/360 loss 4.1", "", (360, "from its log (step 130/360)")),
+        (None, "step 10/120 loss 4.1", "", (120, "from its log (step 10/120)")),
         (None, "step 10/120 loss 4.1", "python train.py --epochs 3", None),
         (None, "", "python train.py --max_steps 120", None),
     ],
@@ -58,5 +58,5 @@ def test_a_total_reported_by_the_script_comes_first() -> None:
 def test_steps_that_supervise_counted_itself_are_no_measure_for_an_option() -> None:
     """The script may have begun at a step of its own."""
     assert total(10, command="python train.py --max_steps 120", is_relative=True) is None
-    assert total(10, "step 10/120 loss 4", is_relative=True) == (120, "by its log (step 10/120)")
+    assert total(10, "step 10/120 loss 4", is_relative=True) == (120, "from its log (step 10/120)")
     assert total(10, "step 1010/5000 loss 4", is_relative=True) is None

@@ -127,7 +127,7 @@ def _open_megatron(tree: Tree) -> SourceCheckpoint:
     files = [name for name in tree.entries if name.endswith((".pt", ".pth"))]
     if len(files) != 1:
         raise CheckpointingError(
-            f"the model is split over the ranks of Megatron, which is not put together here: {tree.path}",
+            f"the model is split over the ranks of Megatron, which this command cannot join: {tree.path}",
             hint="convert it with Megatron-LM's tools/checkpoint/convert.py, or save with --ckpt-format torch_dist and convert that",
         )
     return torch_files.open_file(_below(tree, files[0]))

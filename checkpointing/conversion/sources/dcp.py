@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _OneItemPlanner(DefaultLoadPlanner):
-    """Plans to read one item. Values that are no tensors come as bytes: torch's own planner would unpickle it unguarded."""
+    """Plans to read one item. A value that is not a tensor comes as bytes: torch's own planner would unpickle it unguarded."""
 
     content: io.BytesIO | None = None
 
@@ -35,7 +35,7 @@ class _OneItemPlanner(DefaultLoadPlanner):
 
 
 class _Directory:
-    """The reader of a directory, with its metadata. `verify` has read that one's opcodes before: torch unpickles it unguarded."""
+    """The reader of a directory, with its metadata. torch unpickles the metadata unguarded, so `verify` has checked its opcodes before."""
 
     def __init__(self, path: str) -> None:
         self._reader = FileSystemReader(path)
@@ -43,13 +43,13 @@ class _Directory:
         self._reader.set_up_storage_reader(self.metadata, is_coordinator=True)
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Read a tensor, out of as many shards as hold a piece of it."""
+        """Read a tensor from all shards that hold a piece of it."""
         whole = torch.empty(shape, dtype=dtype)
         self._read({name: whole})
         return whole
 
     def value(self, name: str) -> io.BytesIO | None:
-        """Read the bytes of a value that is no tensor."""
+        """Read the bytes of a value that is not a tensor."""
         return self._read({name: object()}).content
 
     def _read(self, wanted: dict[str, object]) -> _OneItemPlanner:
@@ -81,7 +81,7 @@ def open_directory(path: str) -> SourceCheckpoint:
 
 
 def _value(content: io.BytesIO | None) -> object:
-    """Return a plain value; Unknown for what holds anything else."""
+    """Return a plain value; Unknown if it holds anything else."""
     if content is None:
         return torch_files.Unknown()
     try:

@@ -1,17 +1,17 @@
-"""One step of a DeepSpeed training, as the full fp32 weights of the model.
+"""Reads one step of a DeepSpeed training as the full fp32 weights of the model.
 
-Layout (deepspeed/utils/zero_to_fp32.py, deepspeed/checkpoint/constants.py): each rank's `*_optim_states.pt` has its part of the weights in
-flat tensors of fp32, one for each group of parameters, under `optimizer_state_dict`. The model's states name the parameters of each group
-with their shapes, in the order of the flat tensors (`param_shapes`).
+Layout (deepspeed/utils/zero_to_fp32.py, deepspeed/checkpoint/constants.py): each rank's `*_optim_states.pt` holds its part of the weights
+in flat tensors of fp32, one for each group of parameters, under `optimizer_state_dict`. The model's states name the parameters of each
+group with their shapes, in the order of the flat tensors (`param_shapes`).
 
-    ZeRO 1, 2   single_partition_of_fp32_groups     a group is the ranks' parts one after the other, and the parameters lie in it
-                                                    one after the other; at its end it is padded to a multiple of twice the ranks
-    ZeRO 3      fp32_flat_groups                    each parameter is cut into equal parts by itself, padded at its end
+    ZeRO 1, 2   single_partition_of_fp32_groups     a group is the ranks' parts in a row, and its parameters follow one another;
+                                                    its end is padded to a multiple of twice the number of ranks
+    ZeRO 3      fp32_flat_groups                    each parameter by itself is padded at its end and cut into equal parts
 
-Beside them: `buffer_names` (their values are in `module`), `shared_params` (tied weights: name to name), and `frozen_param_shapes` with
+Further keys: `buffer_names` (their values are in `module`), `shared_params` (tied weights: name to name), and `frozen_param_shapes` with
 `frozen_param_fragments`. Without ZeRO, `module` is the whole model.
 
-DeepSpeed's own converter loads all of it with unguarded pickle: here the objects are read by `weights_only`, a tensor at a time.
+DeepSpeed's own converter loads everything with unguarded pickle. Here `weights_only` reads the objects, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def open_directory(path: str) -> SourceCheckpoint:
     if n_own != len(models) + len(optimizers) or parallel or not models:
         split = parallel or [name for name in names if re.search(r"mp_rank_0*[1-9]", name)] or ["no file of model-parallel rank 0"]
         raise CheckpointingError(
-            f"the model is split by model, pipeline or expert parallelism, which is not put together here: {path}: {split[0]}",
+            f"the model is split by model, pipeline or expert parallelism, which this command cannot join: {path}: {split[0]}",
             hint=_PARALLEL,
         )
     states = {rank: _load(path, name) for rank, name in sorted(models.items())}
@@ -83,11 +83,11 @@ def _stage2(shards: Sequence[Any], model: Any) -> Iterator[tuple[str, LazyTensor
             offset += count
         aligned = 2 * len(flat)
         if -(-n_held // aligned) != -(-offset // aligned):
-            raise CheckpointingError(f"group {number} has {n_held} numbers, and its parameters {offset}", hint=_DAMAGED)
+            raise CheckpointingError(f"group {number} has {n_held} numbers, and its parameters need {offset}", hint=_DAMAGED)
 
 
 def _parts(flat: Sequence[LazyTensor], offset: int, count: int) -> list[tuple[LazyTensor, int, int]]:
-    """Return which part of which rank's flat tensor makes up a range of all of them: (tensor, offset in it, numbers)."""
+    """Return the parts of the ranks' flat tensors that make up a range of them all in a row: (tensor, offset in it, count)."""
     parts, begin = [], 0
     for tensor in flat:
         size = math.prod(tensor.shape)
@@ -107,11 +107,11 @@ def _stage3(shards: Sequence[Any], model: Any) -> Iterator[tuple[str, LazyTensor
         offset += each
     n_held = sum(math.prod(piece.shape) for piece in ranks[0])
     if n_held != offset:
-        raise CheckpointingError(f"each rank has {n_held} numbers, and its parts of the parameters are {offset}", hint=_DAMAGED)
+        raise CheckpointingError(f"each rank has {n_held} numbers, and its parts of the parameters need {offset}", hint=_DAMAGED)
 
 
 def _frozen(states: dict[int, Any]) -> dict[str, LazyTensor]:
-    """Return the parameters that are not trained: whole where one file has them, else each rank's part one after the other."""
+    """Return the parameters that are not trained: each whole from one file, or joined from the ranks' parts."""
     first = states[min(states)]
     shapes, fragments = first.get("frozen_param_shapes") or {}, [state.get("frozen_param_fragments") or {} for state in states.values()]
     frozen = {}
@@ -123,10 +123,10 @@ def _frozen(states: dict[int, Any]) -> dict[str, LazyTensor]:
 
 
 def _cut(name: str, shape: tuple[int, ...], parts: Sequence[tuple[LazyTensor, int, int]]) -> LazyTensor:
-    """Return a parameter out of parts of flat tensors; the rest is padding."""
+    """Return a parameter, joined from parts of flat tensors. Numbers after its last one are padding."""
     count = math.prod(shape)
     if sum(size for _, _, size in parts) < count:
-        raise CheckpointingError(f"{name} has {count} numbers, and the ranks hold fewer of it", hint=_DAMAGED)
+        raise CheckpointingError(f"{name} has {count} numbers, and the ranks hold fewer", hint=_DAMAGED)
     dtype = parts[0][0].dtype if parts else torch.float32
 
     def read() -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""One torch file for each rank, as FSDP scripts save a sharded state dict: the pieces of each tensor are put together.
+"""Reads the sharded state dict of an FSDP script, one torch file for each rank, and joins the pieces of each tensor.
 
-FSDP1 saves ShardedTensor, which says where its pieces lie. FSDP2, and FSDP1 with a device mesh, save DTensor: mesh and placements say it.
-Plain tensors are the same in every file. A *local* state dict is neither: it holds flat pieces without the names and shapes of the
-parameters, which only the model knows.
+FSDP1 saves ShardedTensor, which says where its pieces lie. FSDP2, and FSDP1 with a device mesh, save DTensor: its mesh and placements say
+where the pieces lie. Plain tensors are the same in every file. A *local* state dict cannot be joined: it holds flat pieces without the
+names and shapes of the parameters, and only the model knows these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ONE_OF_ALL = "load it with FSDP on as many ranks as saved it, then save a full 
 
 
 def open_directory(path: str) -> SourceCheckpoint:
-    """Return what the files of all ranks hold together: below the name of their row, if there are several. Raises CheckpointingError."""
+    """Return the joined content of all ranks' files. With several rows of files, each is below its name. Raises CheckpointingError."""
     rows, left_out, trees = fsdp_rank_files.rows_of(Directory(path, levels=1)), [], {}
     for (before, _), files in rows.items():
         places = {rank: os.path.join(path, name) for rank, name in files.items()}  # noqa: PTH118 -- strings throughout the package
@@ -43,7 +43,7 @@ def open_directory(path: str) -> SourceCheckpoint:
 
 
 def _joined(ranks: Mapping[int, Tree], places: Mapping[int, str]) -> Tree:
-    """Return the tree of the first rank, each tensor whole."""
+    """Return the tree of the first rank, with each tensor joined from the pieces of all ranks."""
     by_path = {rank: {path: leaf for path, leaf in leaves(tree) if _is_tensor(leaf)} for rank, tree in ranks.items()}
     first = min(ranks)
 
@@ -64,7 +64,7 @@ def _is_tensor(leaf: object) -> bool:
 
 
 def _whole(name: str, of_rank: dict[int, Any], places: Mapping[int, str]) -> LazyTensor:
-    """Return the tensor that the ranks hold together."""
+    """Return one tensor, joined from the ranks' pieces."""
     if _FLAT in name:
         raise CheckpointingError(
             f"the files hold a local state dict of FSDP ({name}): flat pieces, without the parameters' names and shapes", hint=_ONE_OF_ALL
@@ -87,7 +87,7 @@ def _whole(name: str, of_rank: dict[int, Any], places: Mapping[int, str]) -> Laz
 
 
 def _piece(name: str, rank: int, tensor: DTensor, place: str) -> tuple[tuple[int, ...], LazyTensor] | None:
-    """Return where a rank's piece lies, and the piece; None for a rank that has none. Like torch.chunk, the last pieces may be shorter."""
+    """Return the offsets of a rank's piece, and the piece; None if the rank has none. As with torch.chunk, the last ones may be shorter."""
     mesh, sizes, offsets = tensor.device_mesh.mesh, list(tensor.shape), [0] * tensor.dim()
     coordinates = (mesh == rank).nonzero()
     if not len(coordinates):
@@ -100,15 +100,15 @@ def _piece(name: str, rank: int, tensor: DTensor, place: str) -> tuple[tuple[int
             offsets[placement.dim] += begin
             sizes[placement.dim] = min(each, size - begin)
         elif type(placement) is not Replicate:
-            raise CheckpointingError(f"{name} is placed as {placement}, which is not put together here", hint=_ONE_OF_ALL)
+            raise CheckpointingError(f"{name} has the placement {placement}, which this command cannot join", hint=_ONE_OF_ALL)
     local = tensor._local_tensor  # noqa: SLF001 -- to_local() needs the process group
     if tuple(local.shape) != tuple(sizes):
-        raise CheckpointingError(f"{name}: rank {rank} holds {tuple(local.shape)} where {tuple(sizes)} is its part", hint=_ONE_OF_ALL)
+        raise CheckpointingError(f"{name}: rank {rank} holds {tuple(local.shape)}, and its part has {tuple(sizes)}", hint=_ONE_OF_ALL)
     return (tuple(offsets), torch_files.lazy_tree(local, place)) if local.numel() else None
 
 
 def _same(name: str, of_rank: dict[int, Any]) -> LazyTensor:
-    """Return a plain tensor; reading it raises CheckpointingError where the ranks' differ."""
+    """Return a plain tensor. A read of it raises CheckpointingError if the ranks hold different values."""
     first: LazyTensor = of_rank[min(of_rank)]
 
     def read() -> Any:  # noqa: ANN401 -- a tensor
@@ -117,7 +117,7 @@ def _same(name: str, of_rank: dict[int, Any]) -> LazyTensor:
         differs = next((rank for rank, other in of_rank.items() if other is not first and row_of(other.read()) != row), None)
         if differs is not None:
             raise CheckpointingError(
-                f"{name} differs between rank {min(of_rank)} and rank {differs}, and nothing says how they belong together",
+                f"{name} differs between rank {min(of_rank)} and rank {differs}, and nothing in the files says how to join them",
                 hint=_ONE_OF_ALL,
             )
         return tensor

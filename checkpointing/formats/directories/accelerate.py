@@ -36,7 +36,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every file, and at whether weights and random states are there. Raises OSError and Interrupted."""
+    """Examine every file, and whether weights and random states are there. Raises OSError and Interrupted."""
     parts = weights.examine(tree, bulk=bulk)
     if not parts and not any(name.startswith("pytorch_model_fsdp") for name in tree.top()):
         parts.append(members.NO_WEIGHTS)

@@ -180,7 +180,7 @@ def _lay_out(tree: Tree, name: str, items: list[Item]) -> Iterator[Examination]:
 
 
 def _examine_items(tree: Tree, shards: dict[str, list[Item]], *, bulk: bool) -> Iterator[Examination]:
-    """Look at each item as the file that torch.save made of it; without `bulk` that they are there is enough."""
+    """Examine each item as the file that torch.save made of it; without `bulk` it is enough that they exist."""
     if not bulk:
         yield Examination(Verdict.VERIFIED, "", NOWHERE, "directory")
         return

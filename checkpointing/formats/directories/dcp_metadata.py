@@ -23,22 +23,22 @@ MOST_OPCODES: Final = 32 << 20
 
 
 class MetadataDamaged(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """It is not a whole pickle, or not one of DCP's metadata."""
+    """The file is not a whole pickle, or not one of DCP's metadata."""
 
 
 class TooLarge(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """It has more opcodes than MOST_OPCODES."""
+    """The pickle has more opcodes than MOST_OPCODES."""
 
 
 class Dangerous(Exception):  # noqa: N818 -- a fact about the file, not a program error
-    """It names a function or class that no metadata needs: loading it would run code."""
+    """The pickle names a function or class that no metadata needs: to load it would run code."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """One item of a shard. `offset` and `length` are bytes of the file; `plain`: stored as torch.save writes it, not transformed.
 
-    `need_bytes` is what its numbers take, 0 where it is no tensor or of a type that is not known here.
+    `need_bytes` is what its numbers take, 0 where it is not a tensor or of a type that is not known here.
     """
 
     name: str

@@ -42,14 +42,14 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every shard, and compare them with one another and with the numbers of ranks. Raises OSError, Interrupted."""
+    """Examine every shard, and compare them with one another and with the numbers of ranks. Raises OSError, Interrupted."""
     own_files = _own_files(tree)
     scans = {name: rank_shards.scan_of(tree, name) for name in own_files}
     return _combined(tree, scans, _ranks(own_files, scans), bulk=bulk)
 
 
 def examine_part(tree: Tree) -> PartExamination | None:
-    """Look at the shards that are here. The model's states show which ranks there were."""
+    """Examine the shards that are here. The model's states show which ranks there were."""
     own_files = _own_files(tree)
     scans = {name: rank_shards.scan_of(tree, name) for name in own_files}
     wanted, beyond, _ = _wanted(own_files, scans)
@@ -66,7 +66,7 @@ def _own_files(tree: Tree) -> list[str]:
 
 
 def _combined(tree: Tree, scans: dict[str, PickleScan | None], ranks: list[Examination], *, bulk: bool) -> Examination:
-    """Look at each file by itself, and compare them. `ranks`: the findings about the numbers of ranks."""
+    """Examine each file by itself, and compare them. `ranks`: the findings about the numbers of ranks."""
     parts = rank_shards.examine_each(tree, scans, bulk=bulk)
     model = {name: scan for name, scan in scans.items() if name.endswith("_model_states.pt")}
     optimizer = {name: scan for name, scan in scans.items() if name.endswith("_optim_states.pt")}

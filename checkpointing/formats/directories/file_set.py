@@ -7,10 +7,10 @@ A directory is a set if its name is that of a save (`step_names.names_save`), or
 number. Files that name steps of their own (`epoch_1/step-100.pt`), and a `best.pt` beside a `last.pt`, are checkpoints by themselves. A
 `best.pt` beside other files may be of an earlier step than they are.
 
-Each member is examined by its own format; a directory in it that another format claims, by that one. A set is complete if it has what the
-sets next to it have: no file lists its members. A member is treated as missing if at least half of the three sets before it have it; one
-whose name has a rank's number, only if the set before has it, because the number of ranks may change. The first set of all has nothing to
-be compared with: it is complete. So is one whose directory has not the name of a save, because runs lie next to it.
+Each member is examined by its own format; a directory in it that another format claims, by that one. No file lists the members of a set, so
+it is complete if it has what the sets next to it have. A member is missing if at least half of the three sets before have it. If its name
+has a rank's number, the nearest set before must have it, because the number of ranks may change. The first set has nothing to compare with:
+it is complete. So is a set whose directory is not named like a save, because other runs lie next to it.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def is_optimizer(name: str) -> bool:
 
 
 def single_files(tree: Tree) -> list[str]:
-    """Return the files directly in a directory that no format claims which are checkpoints by themselves.
+    """Return the files directly in a directory that are checkpoints by themselves. No format claims the directory.
 
-    None in a directory of one save: its content is the beginning of another format's checkpoint.
+    A directory of one save has none: its content is the beginning of another format's checkpoint.
     """
     files = sorted(name for name in tree.entries if "/" not in name and _is_member(name))
     return files if _are_several(tree, files) or not (_is_named(tree) or _has_parts(files)) else []
@@ -102,7 +102,7 @@ def examine(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def missing(path: str, names: Collection[str]) -> Examination | None:
-    """Return an INCOMPLETE examination that names what the sets beside have and this one has not; None if it has all. Raises OSError."""
+    """Return an INCOMPLETE examination that names what the sets beside have and this one lacks; None if it has all. Raises OSError."""
     absent = sorted(_wanted(path) - set(_roles(path, names)))
     if not absent:
         return None
@@ -160,7 +160,7 @@ def _examined(tree: Tree, name: str, *, bulk: bool) -> Examination:
         if not tree.entries[name].size:
             return Examination(Verdict.BAD, f"{name}: torn: it is empty")
         if any(_is_checkpoint(f"{other}/{name}") for other in _neighbours(tree.path)):
-            return Examination(Verdict.BAD, f"{name}: torn or damaged: it is no checkpoint, and in the saves before it is one")
+            return Examination(Verdict.BAD, f"{name}: torn or damaged: it is not a checkpoint, and in the saves before it is one")
     return member
 
 
@@ -195,7 +195,7 @@ def _unfinished(tree: Tree, name: str) -> Examination | None:
 
 
 def _of_two_saves(parts: list[Examination]) -> Examination | None:
-    """Return a BAD examination if members that count the steps of the run disagree, so that they are of two saves; else None."""
+    """Return a BAD examination if members name different steps of the run, so they are of two saves; else None."""
     steps = sorted({member.place.step for member in parts if member.place.sure and member.place.step is not None})
     if len(steps) < 2:  # noqa: PLR2004 -- two that differ
         return None
@@ -208,7 +208,7 @@ def _of_two_saves(parts: list[Examination]) -> Examination | None:
 def _wanted(path: str) -> set[str]:
     """Return the roles that a set needs, as the sets before it have them.
 
-    None where its name is not that of a save: what lies beside `exp_2/model.pt, optim.pt` is another run's.
+    Empty if its name is not that of a save: the directories beside `exp_2/model.pt, optim.pt` belong to other runs.
     """
     if not _names_save(path):
         return set()
@@ -229,7 +229,7 @@ def _roles(path: str, names: Iterable[str], *, every: bool = False) -> dict[str,
 
     roles: dict[str, str] = {}
     for name in names:
-        if name.endswith(_SHARD):  # how many there are is the business of their own format
+        if name.endswith(_SHARD):  # their own format checks how many there are
             roles[f"{name.rpartition('/')[0]}/*{_SHARD}"] = name
         elif every or _is_needed(name):
             roles[_RANK_OR_NUMBER.sub(plain, name)] = name
@@ -326,7 +326,7 @@ def _are_several(tree: Tree, files: list[str]) -> bool:
 
 
 def _is_begun_by_a_framework(tree: Tree, files: list[str]) -> bool:
-    """Return whether nothing but weights under a framework's name is there, and in no set beside: the framework writes more after them."""
+    """Return whether only weights under a framework's name are there, and no set beside has files: the framework writes more after them."""
     alone = all(name in files or _is_passed_over(name) for name in tree.top())
     if not alone or not all(weights.SINGLE.fullmatch(name) for name in files):
         return False

@@ -33,7 +33,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at each file, and compare those of different ranks. Raises OSError and Interrupted."""
+    """Examine each file, and compare those of different ranks. Raises OSError and Interrupted."""
     rows = rows_of(tree)
     parts = [examine_member(tree, name, bulk=bulk) for ranks in rows.values() for name in sorted(ranks.values())]
     world = max([1 + rank for ranks in rows.values() for rank in ranks] + [_world_in_name(row) for row in rows])

@@ -50,7 +50,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every file, and at whether all of them are there. Raises OSError and Interrupted."""
+    """Examine every file, and whether all of them are there. Raises OSError and Interrupted."""
     step, epoch, parts = _read_state(tree)
     parts += [*_weights(tree, bulk=bulk), *_beside(tree), *_files(tree, bulk=bulk), *_deepspeed(tree, bulk=bulk)]
     named = _NAME.fullmatch(tree.name)
@@ -111,7 +111,7 @@ def _is_the_trainers(tree: Tree) -> bool:
 
 
 def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
-    """Look at the files beside the weights, each by itself."""
+    """Examine the files beside the weights, each by itself."""
     yield from members.examine_beside(tree, _PICKLES, bulk=bulk)
     for name in sorted(name for name in tree.entries if bulk and "/" not in name and name.endswith(".json")):
         if name != _STATE and not name.endswith(weights.INDEX) and tree.file(name) is not None:
@@ -121,7 +121,7 @@ def _files(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
 
 
 def _deepspeed(tree: Tree, *, bulk: bool) -> Iterator[Examination]:
-    """Look at DeepSpeed's own directory, which the file `latest` next to it names."""
+    """Examine DeepSpeed's own directory, which the file `latest` next to it names."""
     steps = sorted(name for name in tree.directories if _DEEPSPEED.fullmatch(name))
     for name in steps:
         examination = deepspeed.examine(tree.sub(name), bulk=bulk)

@@ -33,7 +33,7 @@ _MOST_RANKS: Final = 100_000
 
 
 def claims(tree: Tree) -> bool:
-    """Claim a directory of ranks, one of torch.distributed.checkpoint's with Megatron's own beside, and an iteration that holds nothing."""
+    """Claim a directory of ranks, a directory of torch.distributed.checkpoint with Megatron's own files, and an empty iteration."""
     top = tree.top()
     if any(_RANK.fullmatch(name) for name in top & tree.directories.keys()) or (_sharded(top) and _beside_shards(tree, top)):
         return True
@@ -41,7 +41,7 @@ def claims(tree: Tree) -> bool:
 
 
 def examine(tree: Tree, *, bulk: bool) -> Examination:
-    """Look at every rank's files and compare them with one another. Raises OSError, Interrupted."""
+    """Examine every rank's files and compare them with one another. Raises OSError, Interrupted."""
     top = tree.top()
     if _sharded(top):
         return _examine_sharded(tree, bulk=bulk)
@@ -66,7 +66,7 @@ def _beside_shards(tree: Tree, top: frozenset[str]) -> bool:
 
 
 def _described(tree: Tree) -> Examination | None:
-    """Look at the file that tells Megatron's reader how the shards are stored."""
+    """Examine the file that tells Megatron's reader how the shards are stored."""
     entry = tree.entries.get(_METADATA)
     if entry is None:
         return None  # another check reports it
@@ -74,7 +74,7 @@ def _described(tree: Tree) -> Examination | None:
         return Examination(Verdict.UNVERIFIABLE, f"{_METADATA} is {entry.what}: it was not read")
     document, problem = members.json_of(tree, _METADATA)
     is_object = problem is None and isinstance(document, dict)
-    return None if is_object else Examination(Verdict.BAD, f"{_METADATA}: torn or damaged: it is no JSON object")
+    return None if is_object else Examination(Verdict.BAD, f"{_METADATA}: torn or damaged: it is not a JSON object")
 
 
 def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
@@ -87,7 +87,7 @@ def _examine_sharded(tree: Tree, *, bulk: bool) -> Examination:
 
 
 def _layout(ranks: list[str], scans: dict[str, PickleScan | None]) -> Examination | None:
-    """Compare the directories with the sizes in the arguments, else with the largest rank among them."""
+    """Compare the directories with the sizes in the arguments, else with the largest rank number among them."""
     places = {
         tuple(int(number) for number in match.groups() if number is not None): rank for rank in ranks if (match := _RANK.fullmatch(rank))
     }
@@ -121,7 +121,7 @@ def _name(place: tuple[int, ...]) -> str:
 
 
 def _files(ranks: list[str], names: set[str]) -> Examination | None:
-    """Each rank must have the model's file, and each other kind that any of them has."""
+    """Require of each rank the model's file, and each other kind of file that any rank has."""
     kinds = {name for name in _FILES if any(f"{rank}/{name}" in names for rank in ranks)}
     if "model_rng.pt" not in kinds:
         kinds.add("model_optim_rng.pt")

@@ -31,7 +31,7 @@ def json_of(tree: Tree, name: str) -> tuple[Any, Examination | None]:
     try:
         return json.loads(tree.read_small(name, MOST_JSON_BYTES)), None
     except (ValueError, RecursionError, Short) as error:
-        return None, Examination(Verdict.BAD, f"{name}: torn or damaged: it is no JSON: {str(error)[:80]}")
+        return None, Examination(Verdict.BAD, f"{name}: torn or damaged: it is not JSON: {str(error)[:80]}")
 
 
 def damaged_if_foreign(examination: Examination) -> Examination:
@@ -40,7 +40,7 @@ def damaged_if_foreign(examination: Examination) -> Examination:
 
 
 def examine_beside(tree: Tree, form: re.Pattern[str], *, bulk: bool) -> Iterator[Examination]:
-    """Look at the files of such names directly in a directory, which lie beside the weights: what step they are of does not count."""
+    """Examine the files of such names directly in a directory, beside the weights: their step does not count."""
     for name in sorted(name for name in tree.directories if form.fullmatch(name)):
         yield Examination(Verdict.INCOMPLETE, f"{name} is a directory")
     for name in sorted(name for name in tree.entries if form.fullmatch(name)):
@@ -48,7 +48,7 @@ def examine_beside(tree: Tree, form: re.Pattern[str], *, bulk: bool) -> Iterator
 
 
 def examine_sharded(tree: Tree, form: re.Pattern[str], *, bulk: bool) -> Iterator[Examination]:
-    """Look at the directories of such names, each of which torch.distributed.checkpoint wrote."""
+    """Examine the directories of such names, all written by torch.distributed.checkpoint."""
     for name in sorted(name for name in tree.directories if form.fullmatch(name)):
         yield nested(name, dcp.examine(tree.sub(name), bulk=bulk))
 

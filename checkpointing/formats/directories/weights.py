@@ -1,6 +1,6 @@
 """The weights of a model in a directory: one file, or several that an index names. The format of transformers and accelerate.
 
-Between the files it finds those that the index names and that are missing, and tensors that are not where the index says. The layout is
+It compares the files with the index: a file may be missing, or a tensor may not be in the file that the index names. The layout is
 huggingface_hub's:
 
     model-00001-of-00003.safetensors …   model.safetensors.index.json: {"metadata": {"total_size"}, "weight_map": {tensor: file}}
@@ -46,7 +46,7 @@ def singles(tree: Tree) -> list[str]:
 
 
 def examine(tree: Tree, *, bulk: bool) -> list[Examination]:
-    """Look at all weights of a directory; an empty list where there are none."""
+    """Examine all weights of a directory; an empty list if there are none."""
     parts = [_examine_weights(tree, name, bulk=bulk) for name in singles(tree)]
     named: set[str] = set()
     for index in indexes(tree):
@@ -57,7 +57,7 @@ def examine(tree: Tree, *, bulk: bool) -> list[Examination]:
 
 
 def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examination], set[str]]:
-    """Look at what one index names; also give the names of these files."""
+    """Examine the files that one index names. Return their names too."""
     entry = tree.file(index)
     if entry is None:
         return [examine_member(tree, index, bulk=bulk)], set()
@@ -65,7 +65,7 @@ def _examine_index(tree: Tree, index: str, *, bulk: bool) -> tuple[list[Examinat
     try:
         files = _files_of(document["weight_map"])
     except (ValueError, KeyError, TypeError):
-        why = "torn: it is empty" if not entry.size else "it is no index of weights: torn, or not written to its end"
+        why = "torn: it is empty" if not entry.size else "it is not an index of weights: torn, or not written to its end"
         return [Examination(Verdict.BAD, f"{index}: {why}")], set()
     parts = []
     for name, tensors in sorted(files.items()):
@@ -94,7 +94,7 @@ def _files_of(weight_map: Any) -> dict[str, set[str]]:  # noqa: ANN401 -- whatev
 
 
 def _tensors_in(tree: Tree, name: str) -> tuple[set[str], bool]:
-    """Return the names of tensors in a file, and whether these are all of them: of a file of torch's the first are known, or none."""
+    """Return the names of tensors in a file, and whether these are all of them. A torch file may show only its first ones, or none."""
     if name.endswith(safetensors.SUFFIX):
         try:
             with tree.open(name) as source:
@@ -107,7 +107,7 @@ def _tensors_in(tree: Tree, name: str) -> tuple[set[str], bool]:
 
 
 def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination]:
-    """Look at shards that no index names."""
+    """Examine shards that no index names."""
     groups: dict[tuple[str, str, int], set[int]] = {}
     for name in shards(tree):
         match = _SHARD.fullmatch(name)
@@ -117,13 +117,13 @@ def _unnamed(tree: Tree, named: set[str], *, bulk: bool) -> Iterator[Examination
         index = f"{stem}{suffix}{INDEX}"
         if index in tree.entries and any((match := _SHARD.fullmatch(name)) and int(match["total"]) == total for name in named):
             unnamed = [f"{stem}-{number:05d}-of-{total:05d}{suffix}" for number in sorted(numbers)]
-            yield Examination(Verdict.BAD, f"{index} names others of {total} files, and not {first_names(unnamed, _MOST_NAMED)}")
+            yield Examination(Verdict.BAD, f"{index} names other files of the {total}, and not {first_names(unnamed, _MOST_NAMED)}")
             continue
         if index in tree.entries:
             missing = f"{len(numbers)} files like {stem}-{min(numbers):05d}-of-{total:05d}{suffix}"
             yield Examination(Verdict.VERIFIED, f"{missing} belong to another save: {index} does not name them", NOWHERE, safetensors.LEVEL)
             continue
-        if _OF_A_RANK.match(stem) and len(numbers) == total:  # DCP's, as safetensors: its reader needs no index
+        if _OF_A_RANK.match(stem) and len(numbers) == total:  # DCP wrote them as safetensors: its reader needs no index
             for number in sorted(numbers):
                 yield _examine_weights(tree, f"{stem}-{number:05d}-of-{total:05d}{suffix}", bulk=bulk)
             continue

@@ -1,7 +1,7 @@
 """The stack machine of pickle, which holds tokens where pickle would hold objects.
 
 It has pickle's stack, marks and memo. Every opcode of the protocols 0 to 5 is a row of a table. Values are referenced, never copied,
-compared, hashed or printed, so a pickle that is built to explode has nothing to explode here.
+compared, hashed or printed, so a pickle that is made to grow without end when it is loaded costs nothing here.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ from checkpointing.formats.pickles.policy import Judgement, is_method, is_plain_
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-# Looked for in every dictionary, however deep: what shards of one checkpoint must agree about, and how many there must be.
+# These keys are read in every dictionary, at any depth: all shards must agree about them, and they say how many shards there are.
 _FACTS: Final = frozenset({*STEP_KEYS, "tensor_model_parallel_size", "pipeline_model_parallel_size", "partition_count"})
 _MOST_VALUES: Final = 64
 _KEYS: Final = frozenset({*STEP_KEYS, *EPOCH_KEYS})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
-_MOST_NAMES: Final = 8  # enough to show the fault of a pickle
+_MOST_NAMES: Final = 8  # enough to show what is wrong with a pickle
 _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
-# They call nothing that they are given. To call what partial returns is refused in itself; what getattr returns is judged by its name.
+# These do not call their arguments. A call of partial's result is always refused; the result of getattr is judged by its name.
 _HOLDERS: Final = ("functools partial", *_GETATTR)
-_ONE_ARGUMENT: Final = ("builtins iter", "__builtin__ iter", "builtins type", "__builtin__ type")  # with more they call, or make a class
+_ONE_ARGUMENT: Final = (
+    "builtins iter",
+    "__builtin__ iter",
+    "builtins type",
+    "__builtin__ type",
+)  # with more they call one, or make a class
 _MOST_ARGUMENTS: Final = 8  # of a call, searched for tensors
 _DEEPEST: Final = 4  # pickles within a pickle
 _REBUILD: Final = ("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_tensor", "torch._utils _rebuild_tensor_v3")
 _FLOAT8: Final = "torch float8_"
 _ENCODE: Final = "_codecs encode"  # with "latin1": how the protocols up to 2 write bytes
-_PICKLED_BYTES: Final = "torch.storage _load_from_bytes"  # a torch.load of the bytes that it is given, as pickle.dump writes a tensor
+_PICKLED_BYTES: Final = "torch.storage _load_from_bytes"  # it calls torch.load on its bytes; pickle.dump writes a tensor so
 _LARGEST_STEP: Final = 1 << 62
 
 
@@ -52,12 +57,12 @@ class _Encoded:
 
 @dataclass(slots=True)
 class Thing:
-    """A dictionary, a list, a set or an object of the pickle. It keeps its first textual keys, the keys of steps, and possible tensors.
+    """A dictionary, a list, a set or an object of the pickle. It keeps its first text keys, the keys of steps, and possible tensors.
 
     `storage` is the key of a tensor's storage. `parts` are (name, part).
     """
 
-    keys: dict[str, object] | None = None  # each with its value, where that is of interest; most things never get one
+    keys: dict[str, object] | None = None  # each with its value, if that counts something; most things have no key
     storage: str | None = None
     parts: list[tuple[object, object]] | None = None
 
@@ -69,7 +74,7 @@ class Thing:
             self.parts.append((name, value))
 
     def take_call(self, function: GlobalName, arguments: object) -> None:  # noqa: ARG002 -- RetainedObject keeps it
-        """Keep what made it: a parameter holds a tensor, an object its state."""
+        """Keep the arguments of the call that made it: those of a parameter hold a tensor, those of an object its state."""
         for argument in arguments[:_MOST_ARGUMENTS] if isinstance(arguments, tuple) else ():
             self.hold("", argument)
 
@@ -108,7 +113,7 @@ class RetainedObject(Thing):
         self.state = state
 
     def set(self, key: str, value: object) -> None:
-        """Do nothing: `hold` has it."""
+        """Do nothing: `hold` keeps the key."""
 
 
 _OPAQUE: Final = object()
@@ -122,8 +127,8 @@ def is_count(value: object) -> bool:
 class PickleMachine:
     """The stack machine of pickle, with tokens for values.
 
-    `scan_inner` reads the pickles in bytes within this one, at a depth. `thing` is the token of an object that can be filled. `is_listed`:
-    whether a global may be named at all; None where the policy alone decides.
+    `scan_inner` scans the pickles in this pickle's bytes, at a depth. `thing` is the token of an object that can be filled. `is_listed`
+    returns whether a global may be named at all; None: the policy alone decides.
     """
 
     def __init__(
@@ -158,7 +163,7 @@ class PickleMachine:
         module, _, name = dotted.partition(" ")
         if self.is_listed is not None and not self.is_listed(module, name):
             self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
-        elif dotted not in _GETATTR:  # which is judged by its arguments
+        elif dotted not in _GETATTR:  # getattr is judged by its arguments
             judgement = judge(module, name)
             if judgement is Judgement.DANGEROUS:
                 self.danger(f"{module}.{name}"[:_LONGEST_TEXT])
@@ -167,9 +172,9 @@ class PickleMachine:
         return GlobalName(dotted)
 
     def called(self, function: object, arguments: object) -> Any:  # noqa: ANN401 -- a token of any kind
-        """Note a call, and give what means its result."""
+        """Note a call, and return the token of its result."""
         if not isinstance(function, GlobalName):
-            self.danger("a call of what another call returned")
+            self.danger("a call of another call's result")
             return self.thing()
         self.list_call(function, arguments)
         if isinstance(arguments, tuple) and any(isinstance(argument, GlobalName) and argument.name in _GETATTR for argument in arguments):
@@ -187,13 +192,13 @@ class PickleMachine:
         return self.made_by(function, arguments)
 
     def made_by(self, function: GlobalName, arguments: object) -> Thing:
-        """Return what means the result of a call."""
+        """Return the token of a call's result."""
         thing = self.thing()
         thing.take_call(function, arguments)
         return thing
 
     def list_call(self, function: GlobalName, arguments: object) -> None:
-        """Hold a call against the list, and every function among its arguments too: the called function may call these."""
+        """Compare the called function with the list, and every function among its arguments: the called function may call these."""
         self.list_functions((function,))
         if function.name not in _HOLDERS:
             self.list_functions(arguments)
@@ -201,7 +206,7 @@ class PickleMachine:
             self.danger(f"{function.name.replace(' ', '.')} of several")
 
     def list_functions(self, given: object) -> None:
-        """Note those of `given` that are not on the list of what may be called."""
+        """Note the functions in `given` that are not on the list of functions that may be called."""
         for argument in given if isinstance(given, tuple) else ():
             if not isinstance(argument, GlobalName) or argument.name in _GETATTR:
                 continue
@@ -212,7 +217,7 @@ class PickleMachine:
                 self.unlisted[f"{module}.{name}"[:_LONGEST_TEXT]] = None
 
     def view(self, arguments: object) -> Any:  # noqa: ANN401 -- as above
-        """Note which elements of a storage a tensor uses: (storage, offset, sizes, strides, …); v3 has the dtype behind two more."""
+        """Note which elements of a storage a tensor uses: (storage, offset, sizes, strides, …); v3 has the dtype after two more."""
         match arguments:
             case (Storage(key=key), int(offset), tuple(sizes), tuple(strides), *_) if (
                 offset >= 0 and len(sizes) == len(strides) and all(map(is_count, (*sizes, *strides))) and all(sizes)
@@ -243,7 +248,7 @@ class PickleMachine:
                 return _OPAQUE
 
     def within(self, arguments: object) -> None:
-        """Judge the pickles that torch would load out of bytes within this one."""
+        """Judge the pickles that torch would load from bytes in this one."""
         match arguments:
             case (bytes() | _Encoded() as given,) if self.depth < _DEEPEST:
                 if id(given) in self.searched:
@@ -255,7 +260,7 @@ class PickleMachine:
                         self.danger(danger)
                     self.unlisted.update(dict.fromkeys(pickle_scan.unlisted))
             case _:
-                self.danger("torch.storage._load_from_bytes of what cannot be read")
+                self.danger("torch.storage._load_from_bytes of bytes that cannot be read")
 
     def reduce(self) -> None:
         """REDUCE: a call."""
@@ -263,9 +268,9 @@ class PickleMachine:
         self.stack.append(self.called(function, arguments))
 
     def new(self) -> None:
-        """NEWOBJ: `cls.__new__(cls, *arguments)`. A function has no such method of its own, and nothing of the class runs but that.
+        """NEWOBJ: `cls.__new__(cls, *arguments)`. A function has no such method of its own, and no other code of the class runs.
 
-        So an object of a class that nobody here knows (`__main__.Config`) calls nothing that its name does not: it is noted with it.
+        So for an object of an unknown class (`__main__.Config`) no call is noted: the name of the class is noted already.
         """
         arguments, callee = self.stack.pop(), self.stack.pop()
         if isinstance(callee, GlobalName) and is_plain_unknown(*callee.name.partition(" ")[::2]):
@@ -280,12 +285,12 @@ class PickleMachine:
         self.new()
 
     def instance(self, dotted: str) -> None:
-        """INST: the class is in the opcode, its arguments behind a mark."""
+        """INST: the class is in the opcode, its arguments after a mark."""
         items = self.pop_mark()
         self.stack.append(self.called(self.refer(dotted), tuple(items)))
 
     def object_to_mark(self) -> None:
-        """OBJ: the class is the first behind the mark."""
+        """OBJ: the class is the first item after the mark."""
         items = self.pop_mark()
         self.stack.append(self.called(items[0], tuple(items[1:])))
 
@@ -319,12 +324,12 @@ class PickleMachine:
         self.stack.append(value)
 
     def stack_global(self) -> None:
-        """STACK_GLOBAL: a global by the two texts on the stack."""
+        """STACK_GLOBAL: a global that the two texts on the stack name."""
         name, module = self.stack.pop(), self.stack.pop()
         if isinstance(name, str) and isinstance(module, str) and len(name) + len(module) <= _LONGEST_TEXT:
             self.stack.append(self.refer(f"{module} {name}"))
         else:
-            self.danger("a name that is no readable text")
+            self.danger("a name that is not readable text")
             self.stack.append(_OPAQUE)
 
     def tuple_of(self, count: int) -> None:
@@ -486,5 +491,5 @@ _EFFECTS: Final[dict[str, Callable[[PickleMachine, Any], None]]] = {
 }
 
 
-# pickletools.genops does the same in three times the time: it also has each opcode's position
+# pickletools.genops takes three times as long: it also finds each opcode's position
 OPCODES: Final = {op.code.encode("latin-1"): (reader_of(op.arg), _EFFECTS[op.name]) for op in pickletools.opcodes if op.name != "STOP"}

@@ -81,7 +81,7 @@ def _run(machine: PickleMachine, data: bytes, max_opcodes: int, interrupted: Cal
                 break
             row = OPCODES.get(code)
             if row is None:
-                unknown = f"byte {code[0]:#04x} is no opcode"
+                unknown = f"byte {code[0]:#04x} is not an opcode"
                 raise NotAPickle(unknown, tuple(machine.dangers))
             reader, does = row
             does(machine, None if reader is None else reader(stream))

@@ -77,7 +77,7 @@ _CONNECTION_ERRORS: Final = (
     exceptions.IncompleteReadError,
     exceptions.ResponseStreamingError,
     exceptions.EndpointConnectionError,
-    HTTPError,  # while a body is read, botocore does not wrap urllib3's exceptions (an SSLError of it is no OSError)
+    HTTPError,  # while a body is read, botocore does not wrap urllib3's exceptions (an SSLError of it is not an OSError)
 )
 _NO_CREDENTIALS: Final = (exceptions.NoCredentialsError, exceptions.PartialCredentialsError, exceptions.CredentialRetrievalError)
 _CREDENTIALS_HINT: Final = "give fresh credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the shared credentials file"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _RECOVERIES = ("recovery", "recovery_5", "recovery_failed")
 _LINK_ERRORS = ("replay", "crc", "crc_flit", "crc_data", "receive")
-#: If so many other GPUs all have NVLink, one without is no matter of bridges between some GPUs.
+#: If so many other GPUs all have NVLink, bridges between some GPUs do not explain why one has none.
 _SIBLINGS = 3
 
 
@@ -24,8 +24,8 @@ _SIBLINGS = 3
     subject="gpu",
     needs=("nvml",),
     reads="state and counters of each link",
-    degraded="a link came back; more than 10 replays or CRC errors a minute; none is up, and all siblings' are",
-    failed="a link is down that was up, or some are that siblings have (all down: no bridge)",
+    degraded="a link came back; more than 10 replays or CRC errors a minute; no link is up, and all siblings have some up",
+    failed="a link that was up is down, or a sibling has more links up (all down: no bridge)",
 )
 def gpu_nvlink(now: Readings, before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
     """Are all NVLinks up, and do they carry data without errors? The changes since the job's start count."""
@@ -36,7 +36,7 @@ def gpu_nvlink(now: Readings, before: Readings | None, limits: Thresholds) -> It
 
 
 def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subject: str, most: int) -> CheckResult:
-    """Judge one GPU's links. most: how many the best of its siblings has up."""
+    """Judge one GPU's links. most: the largest number of links that are up on a GPU."""
     now, before = sweeps
     links = now.rows("gpu.nvlinks", subject)
     gpu, look = gpus.GpuReport("gpu_nvlink", now, subject), (f"nvidia-smi nvlink -s -e -i {gpus.address(now, subject)}",)
@@ -65,7 +65,7 @@ def _nvlinks(sweeps: tuple[Readings, Readings | None], limits: Thresholds, subje
     if not _links_up(links):
         others = [_links_up(now.rows("gpu.nvlinks", other)) for other in gpus.subjects(now) if other != subject]
         if len(others) >= _SIBLINGS and all(others):
-            why = "none of its NVLinks is up, those of all other GPUs are"
+            why = "none of its NVLinks is up, and all other GPUs have some up"
             return gpu.degraded(why, tuple(evidence), Repair.RESET_GPU, gpus.reset_command(now, subject), look)
         return gpu.ok("no NVLink is in use: it has no bridge or switch", tuple(evidence))
     if down:
@@ -120,7 +120,7 @@ def gpu_fabric(now: Readings, _before: Readings | None, _limits: Thresholds) -> 
         evidence = (f"state {state}, status {fabric_row.get('status')}, health {summary}, mask {mask:#x}",)
         look = (f"nvidia-smi -q -i {gpus.address(now, subject)} | grep -A5 Fabric", "systemctl status nvidia-fabricmanager")
         if state != _REGISTERED or _int(fabric_row.get("status")):
-            why = f"registration with the fabric is {_FABRIC_STATES.get(state, 'not done')}: CUDA does not start until it is"
+            why = f"registration with the fabric is {_FABRIC_STATES.get(state, 'not done')}: CUDA does not start before it is done"
             yield gpu.failed(why, evidence, Repair.RESTART_DRIVER, look=look)
             continue
         ready += 1
@@ -154,10 +154,10 @@ _PAIR_LINKS = {"nvlink": "NVLink", "read": "peer-to-peer"}
     subject="host",
     needs=("nvml",),
     reads="P2P and NVLink of each pair",
-    degraded="a pair cannot what more of its siblings can; one GPU alone is far from all others",
+    degraded="a pair lacks NVLink or peer-to-peer, and more pairs have it; one GPU alone is far from all others",
 )
 def gpu_pairs(now: Readings, _before: Readings | None, _limits: Thresholds) -> Iterable[CheckResult]:
-    """How do two GPUs reach each other? A pair that is further apart than its siblings, or cannot, is named."""
+    """How do two GPUs reach each other? A pair without a link that other pairs have, and a GPU that is further away, are named."""
     pairs = now.rows("gpu.pairs")
     if not pairs:
         return
@@ -167,7 +167,7 @@ def gpu_pairs(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
         able = [row for row in known if row[key] == 0]
         if able and len(able) < len(known):
             names = [_pair_name(now, row) for row in known if row[key] != 0]
-            if len(names) <= len(able):  # else it is how the node is wired: bridges between pairs
+            if len(names) <= len(able):  # else the node is wired so: bridges between pairs
                 named += [
                     f"{name}: no {word} (status {row[key]})" for name, row in zip(names, [r for r in known if r[key] != 0], strict=True)
                 ]
@@ -189,9 +189,9 @@ def gpu_pairs(now: Readings, _before: Readings | None, _limits: Thresholds) -> I
 
 
 def _isolated(now: Readings, pairs: list[dict[str, Json]]) -> list[str]:
-    """Name the one GPU that is further from its nearest sibling than every other: a riser, a slot, or a switch that was not found.
+    """Name the one GPU that is further from its nearest sibling than every other GPU: a riser, a slot, or a switch that was not found.
 
-    With an odd number one GPU is alone by the wiring. With two GPUs there is nothing to compare.
+    With an odd number of GPUs the wiring leaves one alone. With two GPUs there is nothing to compare.
     """
     nearest: dict[str, int] = {}
     for row in pairs:
@@ -229,13 +229,13 @@ def _count_levels(pairs: list[dict[str, Json]]) -> dict[int, int]:
     degraded="fewer lanes than it can have; slower under load",
 )
 def gpu_pcie(now: Readings, _before: Readings | None, limits: Thresholds) -> Iterable[CheckResult]:
-    """Is a GPU's PCIe link as wide and as fast as it can be? Links are slowed when idle, so that speed is judged under load only."""
+    """Is a GPU's PCIe link as wide and as fast as it can be? An idle link is slowed down, so its speed is judged under load only."""
     for subject in gpus.subjects(now):
         width, width_max, gen, gen_max = (
             now.count(name, subject) for name in ("gpu.pcie_width", "gpu.pcie_width_max", "gpu.pcie_gen", "gpu.pcie_gen_max")
         )
         if not width or not width_max:
-            continue  # what has no PCIe link, or is lost
+            continue  # the GPU has no PCIe link, or is lost
         gpu = gpus.GpuReport("gpu_pcie", now, subject)
         evidence = (f"width x{width} of x{width_max}, generation {gen} of {gen_max}",)
         address = gpus.address(now, subject)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Not rx_dropped: packets of a protocol that nobody here speaks count there, such as a switch's LLDP (rtnl_link_stats64).
 _ERRORS = ("rx_errors", "tx_errors", "rx_missed_errors", "tx_dropped")
 _PACKETS = ("rx_packets", "tx_packets")
-#: Fewer errors than this are no rate.
+#: Fewer errors than this are not a rate.
 _LEAST_ERRORS = 100
 
 

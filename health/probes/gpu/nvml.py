@@ -230,7 +230,7 @@ class NvmlSession:
                 yield Reading(NAME, gpu.subject, name, problem=error.problem)
                 yield from self._verdict(gpu, name, error)
         try:
-            # by its version: the name without one raises an error that is no NVMLError where the driver is older
+            # by its version: the name without one raises an error that is not an NVMLError where the driver is older
             running = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses_v3, gpu.handle)
             held = [(int(process.pid), int(process.usedGpuMemory or 0)) for process in running]
             yield Reading(NAME, gpu.subject, "gpu.processes", memory_holders.described(held, ask))

@@ -29,7 +29,7 @@ _MEMORY_LIMIT: Final = ("memory.max", "memory.limit_in_bytes")
 _MEMORY_USED: Final = ("memory.current", "memory.usage_in_bytes")
 _PIDS_LIMIT: Final = ("pids.max", "pids.max")
 _PIDS_USED: Final = ("pids.current", "pids.current")
-#: Of memory.stat; memory that is shared (/dev/shm) is in neither.
+#: Keys of memory.stat; shared memory (/dev/shm) is in neither.
 _CACHES: Final = (("inactive_file", "active_file"), ("total_inactive_file", "total_active_file"))
 
 

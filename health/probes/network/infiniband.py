@@ -98,7 +98,7 @@ class Ports:
                         self._reader.leave(port)
                         return Reading(NAME, subject, "port.counters", None, NOT_SUPPORTED)
                     continue
-                if words.isdecimal():  # "N/A (no PMA)" is no number
+                if words.isdecimal():  # "N/A (no PMA)" is not a number
                     counts[file.name] = int(words)
         return Reading(NAME, subject, "port.counters", counts or None, "" if counts else NOT_SUPPORTED)
 

@@ -25,7 +25,7 @@ _NO_TMPFILE = (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL)
 
 
 def main() -> None:
-    """Look at the path, and print each row."""
+    """Examine the path, and print each row."""
     if len(sys.argv) != _ARGUMENTS:
         sys.exit(f"usage: {sys.argv[0]} PATH BYTES SECONDS")
     path, size, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])

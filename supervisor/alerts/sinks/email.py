@@ -44,7 +44,7 @@ class EmailSink:
         server = _server(options.url)
         if not options.to or any("@" not in address or any(char.isspace() for char in address) for address in options.to):
             raise SuperviseError(
-                "alerts: email: no receiver, or one that is no address", hint='Write to = ["oncall@example.org"] below [[alerts.sink]].'
+                "alerts: email: no receiver, or one that is not an address", hint='Write to = ["oncall@example.org"] below [[alerts.sink]].'
             )
         self.host = str(server.hostname)
         self._port = server.port or _PORTS[server.scheme]

@@ -36,7 +36,7 @@ _PASSED_ON: Final = frozenset({
     "SSL_CERT_FILE", "SSL_CERT_DIR",
 })  # fmt: skip
 _ANSWER: Final = 200
-#: Of its stderr: bytes of one read, bytes to keep; and how often its end is checked.
+#: The program's stderr: bytes of one read, bytes to keep; and how often its end is checked.
 _PIPE_BYTES: Final = 65536
 _KEPT_BYTES: Final = 4096
 _POLL_S: Final = 0.05

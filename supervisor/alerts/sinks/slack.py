@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from supervisor.alerts.threads import Notification
 
 _MOST_TEXT: Final = 2000
-#: Of the lines, so that the sign that ends them is not cut off.
+#: Characters of the lines, so that the sign that ends them is not cut off.
 _MOST_LINES: Final = 1900
 
 

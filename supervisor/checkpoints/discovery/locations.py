@@ -93,7 +93,7 @@ class CheckpointLocations:
         for pattern, path in self.declared().without:
             instead = self.instead_of(path)
             advice = f"declare {shlex.quote(instead)} instead" if instead else "`supervise checkpoints verify` tells what lies there"
-            lines.append(f"--checkpoints {shlex.quote(pattern)} matches {path}, which is no checkpoint of a known layout: {advice}")
+            lines.append(f"--checkpoints {shlex.quote(pattern)} matches {path}, which is not a checkpoint of a known layout: {advice}")
         return tuple(lines)
 
     def is_declared(self, path: str) -> bool:

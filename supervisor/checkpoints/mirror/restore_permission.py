@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _PROGRAMS: Final = (".py", ".pyc", ".pyd", ".so", ".sh")
-_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})  # where a .pth is no checkpoint but is run at each start of Python
+_PACKAGES: Final = frozenset({"site-packages", "dist-packages"})  # where a .pth is not a checkpoint but is run at each start of Python
 
 
 def refusal(path: str, cwd: str, declared: Iterable[str], discovered: Iterable[str], command: Iterable[str] = ()) -> tuple[str, str] | None:
@@ -41,7 +41,7 @@ def refusal(path: str, cwd: str, declared: Iterable[str], discovered: Iterable[s
 
 
 def _named(command: Iterable[str], cwd: str) -> Iterator[str]:
-    """Yield what may be directories among the words of a command, and behind the "=" in them."""
+    """Yield what may be directories among the words of a command, and after the "=" in them."""
     for word in command:
         for word_part in word.split("="):
             if word_part.startswith(("/", "../")):

@@ -44,7 +44,7 @@ def mirrors(settings: Settings) -> list[str]:
 
 
 class MirrorUploads:
-    """The uploads of one run. `on_event` gets each event of the reader process that is no answer to a read, in a thread of its own.
+    """The uploads of one run. `on_event` gets each event of the reader process that is not an answer to a read, in a thread of its own.
 
     `on_failure` gets an exception of it, or of the notes about the event here.
     """

@@ -74,7 +74,7 @@ class CheckpointOwners:
         return (CheckpointOwner.NAMED, "") if self._is_named(path) or self._is_named(file) else owner
 
     def is_foreign(self, path: str) -> bool:
-        """Return whether another training wrote a checkpoint, also where the user chose it: it is no progress of this run."""
+        """Return whether another training wrote a checkpoint, also where the user chose it: it is not progress of this run."""
         return self._writer_of(path, path)[0] is CheckpointOwner.FOREIGN
 
     def _writer_of(self, path: str, file: str) -> tuple[CheckpointOwner, str]:

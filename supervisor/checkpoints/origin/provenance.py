@@ -95,7 +95,7 @@ class Provenance:
         return CheckpointWriter.UNLOGGED if is_new else CheckpointWriter.UNKNOWN
 
     def trusts(self, path: str) -> bool:
-        """Return whether this job wrote what lies at a path, so that calls of its own classes in it are no danger.
+        """Return whether this job wrote what lies at a path, so that calls of its own classes in it are not a danger.
 
         A content is trusted, and not the path: a file put there since is anybody's. If no save is logged, or ranks of other nodes
         write too, every file is trusted. `checkpoints.trusted` trusts the declared ones.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class PartRecorder:
-    """The parts of one job on this node, in worker threads. They are no checkpoints: their rows are of another table."""
+    """The parts of one job on this node, in worker threads. They are not checkpoints: their rows are of another table."""
 
     def __init__(self, records: CheckpointRecords) -> None:
         self._records = records
@@ -56,7 +56,7 @@ class PartRecorder:
         return part_of(order, self._records.job.name, ReadOptions())
 
     def record(self, path: str, identity: Identity, part: PartRead | None) -> Manifest | None:
-        """Record the part that was read at a path. None if it is no part, its save has not ended, or it changed meanwhile."""
+        """Record the part that was read at a path. None if it is not a part, its save has not ended, or it changed meanwhile."""
         known = self.manifests.of(path, identity)
         save = self._save_of(path)
         records, meeting = self._records, self._records.meetings.newest

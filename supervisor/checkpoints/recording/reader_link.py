@@ -164,7 +164,7 @@ class ReaderLink:
             began = time.monotonic()
             try:
                 code = self._serve()
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread is to be had
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
                 code = None
                 self._pass_on(MirrorAlert("process", "", f"the process that reads checkpoints could not be started: {error}", ""))
             closing = self._closing.is_set()

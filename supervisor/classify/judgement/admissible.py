@@ -8,8 +8,8 @@ put the known end of a rank before the text. Candidates that are not admissible 
 2. *The end outranks the output.* The exception that ended a rank (its error file's, else its last whole traceback) outranks its other
    output, unless that exception may follow from it: a closed connection, a lost worker, a launcher that passes an error on. If no rank is
    named, a footer between the two separates the processes of two nodes. A person's Ctrl-C may follow from another exception, not from text.
-3. *A signal is no exception.* A process that died of SEGV or KILL did not die of an exception of which its log has a single line.
-4. *A rank that we ended is no culprit.* Its own text does not accuse it while the end of another rank names a cause.
+3. *A signal is not an exception.* A process that died of SEGV or KILL did not die of an exception of which its log has a single line.
+4. *A rank that we ended is not a culprit.* Its own text does not accuse it while the end of another rank names a cause.
 5. *A logged error needs a peer that waited.* An error that a rank logged and survived explains the time-out of another rank, and nothing
    else: not a kill, and no wait of the rank that logged it.
 6. *A survived cause never changes the job.* If training continued, or ended well, text alone does not prove such a cause.
@@ -138,7 +138,7 @@ def _interrupted(end: CauseCandidate, other: CauseCandidate, raised: AbstractSet
 
 
 def _may_follow(end: CauseCandidate, other: CauseCandidate) -> bool:
-    # a missing module is weak as a mere line, because programs try imports; as the end of a rank it is no consequence
+    # a missing module is weak as a mere line, because programs try imports; as the end of a rank it is not a consequence
     if _ANY in end.claim.consequence_of:
         return end.fact.claim is None or end.claim.cause not in _OF_PROGRAMS
     return end.claim.names(other.claim.cause)

@@ -33,7 +33,7 @@ class CauseCandidate(Struct, frozen=True):
         return next((i for i, least in enumerate(CLASSES) if self.claim.weight >= least), len(CLASSES))
 
 
-#: A candidate below this weight is not convincing: it is no verdict, and nothing follows from it.
+#: A candidate below this weight is not convincing: it is not a verdict, and nothing follows from it.
 CONVINCING = 0.4
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from supervisor.classify.engine import VerdictGrounds
     from supervisor.core.model import Evidence
 
-#: Of a line in a row's pattern.
+#: Characters of an example line in a row's pattern.
 _LONGEST_EXAMPLE = 160
 _SHORTEST_ANCHOR = 4
 _FIGURES = expression(r"\d+(?:\\\.\d+)?")

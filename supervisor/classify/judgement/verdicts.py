@@ -23,9 +23,9 @@ MEETING = ("network", "meeting")
 NO_FAILURES = frozenset({("exit_code", "0"), ("signal", "15")})
 #: A bar that is full, a count that is reached.
 _FULL = expression(r"\b100%|(?<![\d.])(\d{1,9})/\1(?![\d.])")
-#: The confidence in NONE: the program reported a good end; it trained, and the last line is no unfinished step; the log stops in mid-run.
+#: The confidence in NONE: the program reported a good end; it trained, and the last line is not an unfinished step; the log stops mid-run.
 ENDED_WELL, TRAINED, MID_RUN = 0.9, 0.8, 0.5
-#: Of UNKNOWN where a log shows no failure, and neither training nor an end.
+#: The confidence in UNKNOWN if a log shows no failure, and neither training nor an end.
 NO_SIGN = 0.3
 #: The fingerprint of that.
 NOT_EARNED = "unknown:no-sign"
@@ -236,7 +236,7 @@ def _because(  # noqa: PLR0913, PLR0917 (what a verdict is on)
     if best.guess and best.fact.name == "signal":  # the kernel's record of it may be in the log that could not be read
         listed += [fact for fact in facts if (fact.source, fact.name) == ("kernel", "not_observed")][:1]
     listed += [c.fact for c in same[1:4]]
-    # a rank that raised the same is no victim of the first: its own exception says more than its exit code
+    # a rank that raised the same is not a victim of the first: its own exception says more than its exit code
     raised = ("", "", "") if exception is None else (exception.source, exception.name, exception.text)
     alike = {f.rank: f for f in facts if (f.source, f.name, f.text) == raised}
     listed += [_instead(c.fact, alike) for c in candidates if c.claim.cause is not best.claim.cause][:4]
@@ -287,7 +287,7 @@ def _summary(best: CauseCandidate, facts: Sequence[Evidence], exception: Evidenc
     if exception is not None:
         return f"{_subject(fact, facts)} raised {_short(fact.text)}"
     whose = f"rank {fact.rank}: " if fact.rank is not None else ""
-    # a sentence about a checkpoint is supervise's own and ends with what to do, behind paths that may be long
+    # a sentence about a checkpoint is supervise's own and ends with what to do, after paths that may be long
     return f"{whose}{fact.text if fact.source == 'checkpoint' else _short(fact.text)}"
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The most for what a closed list says: below every floor for a change of the job, and for a stop.
 MOST = 0.75
-#: Of a text that other failures bring along.
+#: The weight of a text that other failures bring along.
 WEAK = 0.5
 #: How far around a text `beside` is searched, in squashed characters.
 AROUND = 160

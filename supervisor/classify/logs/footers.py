@@ -54,7 +54,7 @@ _WHO = (
     r"\b(?:(?:local_)?ranks?|workers?|actors?|(?:sub)?process(?:es)?|pid|child(?:ren)?|tasks?(?:\(s\))?|pods?|containers?|nodes?|jobs?|commands?|programs?"
     r"|applications?|scripts?|trainers?|learners?|engines?|replicas?|executors?)(?:\b|(?<=\))|(?=[_\d]))"
 )
-#: Of what ends for good, and of what may continue: that needs a word for an exit code, or a signal.
+#: Words for an end for good, then words after which a program may continue: these need an exit code, or a signal.
 _ENDS = r"die[sd]|dead|crash(?:es|ed)|exit(?:s|ed)|ended|terminated|killed|abort(?:s|ed)"
 _MEETS = r"receive[sd]|caught|got"
 _VERB = rf"\b(?:{_ENDS}|{_MEETS}|fail(?:s|ed)|return(?:s|ed)|finished|stopped|completed|quit)\b"
@@ -101,7 +101,7 @@ _NODE_OF = expression(r"(?:^srun: error: |\bon (?:node|host) )(?P<node>[\w.-]{1,
 
 
 class LauncherRow(Struct, frozen=True):
-    """A printed end: its program, its subject, and its words. pattern: for words that are no sentence of the grammar."""
+    """A printed end: its program, its subject, and its words. pattern: for words that are not sentences of the grammar."""
 
     name: str
     whose: str
@@ -136,7 +136,7 @@ LAUNCHERS = (
     LauncherRow("composer", "a rank, by its number", "ERROR:composer.cli.launcher:Rank 3 crashed with exit code -11."),
     LauncherRow("torch.multiprocessing.spawn", "a child, by its index", "process 1 terminated with signal SIGSEGV"),
     LauncherRow("Lightning", "a rank", "[rank: 1] Child process with PID 4063 terminated with code -11."),
-    LauncherRow("Ray", "an actor's worker; its list of root causes is no evidence", "Worker exits with an exit code 139."),
+    LauncherRow("Ray", "an actor's worker; its list of root causes is not evidence", "Worker exits with an exit code 139."),
     LauncherRow("Ray", "an actor; the reason is elsewhere", "The actor is dead because its worker process has died."),
     LauncherRow("JAX", "a task of another host; the reason is in that host's log", "The remote task has failed, was preempted or crashed."),
     LauncherRow("Open MPI, PRRTE", "a rank", "mpirun noticed that process rank 3 with PID 0 on node n1 exited on signal 9 (Killed)."),
@@ -236,7 +236,7 @@ LAUNCHERS = (
     ),
 )
 _PATTERNS = tuple(row for row in LAUNCHERS if row.pattern is not None)
-#: Notices of shells; bash's with a line of its script, at the beginning or behind a progress bar, which does not end its own line; alone;
+#: Notices of shells; bash's with a line of its script, at the beginning or after a progress bar, which does not end its own line; alone;
 #: and that of a job: bash's "[1]+  Killed   python train.py", zsh's "[1]    7120 killed     python train.py" and "zsh: killed     python".
 _NOTICES = (
     expression(
@@ -324,7 +324,7 @@ def _is_end(code: re.Match[str], before: str, behind: str) -> bool:
     if verb["meets"] and (noun or _signal_in(code.groupdict()) in END_SIGNALS):
         return False  # a handler of TERM may continue
     head = before[: max(0, len(before) - _NEAR) + verb.start()]
-    head = head[head.rfind("|") + 1 :]  # behind the name of a logger
+    head = head[head.rfind("|") + 1 :]  # after the name of a logger
     return bool(_LAST_WHO.match(head) or _QUOTED.search(head) or _NOTHING.fullmatch(head) or _NEXT_WHO.match(behind))
 
 

@@ -1,4 +1,4 @@
-"""Reads the end of a log: whether training continued, with losses that are no number, whether another run began, what its last words are.
+"""Reads the end of a log: whether training continued, with losses that are not numbers, whether another run began, what its last words are.
 
 Only the last lines are read (match.TAIL_BYTES), so a log of any size costs the same.
 """
@@ -27,7 +27,7 @@ _PROGRESS = expression(
     r"|['\"]loss['\"]: ?(?:[\d.]|nan)|(?:\b|_)(?:loss|nll|ppl|perplexity|acc|accuracy|m?iou|bleu|wer|auc)\W{1,4}(?:\d|nan\b)",
     re.IGNORECASE,
 )
-#: A bar that is named for other work than training, and a line that says that a number stopped the training, are no steps of one.
+#: A bar that is named for other work than training, and a line that says that a number stopped the training, are not steps of one.
 _OTHER_WORK = expression(
     r"(?i:^\W{0,8}(?:\w+\W{1,3}){0,4}?(?:loading|downloading|fetching|map(?:ping)?|tokeniz\w+|filter\w*|generating|resolving|extracting|"
     r"casting|sav(?:ing|e)|preprocess\w*|encoding|reading|building|compil\w+|captur\w+|writing|uploading|computing checksums|packing|"
@@ -51,7 +51,7 @@ def tells_progress(line: str) -> bool:
 
 
 def trained_on_without_number(tail: bytes, number: int, rank: int | None, t: float) -> list[Evidence]:
-    """Return the evidence that the last steps reported a loss that is no number, and the program trained on.
+    """Return the evidence that the last steps reported a loss that is not a number, and the program trained on.
 
     t: when the last line came, 0 if only the order of the lines is known.
     """
@@ -134,12 +134,12 @@ def begun_again(tail: bytes, number: int, last: int) -> list[Evidence]:
     return [Evidence("log", "begun_again", after[0][:200].decode("utf-8", "replace"), line=last, free_text=True)]
 
 
-#: The last words of a shell about its child, behind whatever the child wrote last: that ended no line.
+#: The last words of a shell about its child, after whatever the child wrote last: that ended no line.
 _LAST_WORDS = expression(rf"\S.{{0,400}}?(?P<notice>(?:{'|'.join(footers.WORDS)}) ?\(core dumped\))\s*$")
 
 
 def last_words(tail: bytes, number: int, rank: int | None) -> list[Evidence]:
-    """Return how the process ended, if a shell's notice is at the end of the log's last line, behind other output.
+    """Return how the process ended, if a shell's notice is at the end of the log's last line, after other output.
 
     Elsewhere such a text may be anything, a sample of the training data too.
     """

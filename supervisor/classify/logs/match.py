@@ -50,7 +50,7 @@ MOST_TRACEBACKS = 256
 #: So many lines after a traceback without another one prove that the program logged it and continued.
 LINES_AFTERWARDS = 400
 TAIL_BYTES = 65536
-#: Remembered lines that are no progress and are not read again: more than a tail can hold.
+#: Remembered lines that are not progress and are not read again: more than a tail can hold.
 MOST_QUOTED = 2048
 #: Lines of training that must follow an exception, a mere line, or the end of a process to prove that the job survived it. A few may come
 #: from other ranks, or from a buffer, after the first rank failed.
@@ -225,7 +225,7 @@ class Reader:
         return reader.evidence()
 
     def _with_sources(self, facts: Sequence[Evidence]) -> Sequence[Evidence]:
-        """Return the facts. In the kernel's own log its messages are no free text; in other logs one without prefix is a mere line."""
+        """Return the facts. In the kernel's own log its messages are not free text; in other logs one without prefix is a mere line."""
         if not any(fact.source == "kernel" for fact in facts):
             return facts
         if self._is_of_the_kernel():

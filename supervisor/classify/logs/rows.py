@@ -61,9 +61,9 @@ SHORTEST_ANCHOR = 4
 ANY_CAUSE = "*"
 #: In `consequence_of`: every other cause that breaks the collectives of the peers (core/causes).
 BREAKS_COLLECTIVES = "@breaks_collectives"
-#: Of `meaning` and `advice`, in characters.
+#: The longest `meaning` and `advice`, in characters.
 _LONGEST_WORDS = 200
-#: The field for the failed rank. A larger number is no rank.
+#: The field for the failed rank. A larger number is not a rank.
 RANK = "rank"
 MOST_RANKS = 1_000_000
 _CAUSES = frozenset(cause.value for cause in Cause)

@@ -1,7 +1,7 @@
 r"""Reads the end of a log again where no row was sure of it: normalised first, then with the rows and the closed lists.
 
 Normalised means: a record's texts in place of the record (JSON, `key="value"`, a repr with `\n` in it), one line for each thing that a
-line says (records that were glued together, an exception behind any prefix), no colours, no prefixes, and folded lines joined.
+line says (records that were glued together, an exception after any prefix), no colours, no prefixes, and folded lines joined.
 
     {"lvl":"error","rank":5,"exc":"torch.OutOfMemoryError: CUDA out of memory. Tried …"}    torch.OutOfMemoryError: CUDA out of memory. …
     E0212 10:30:44 77 compile_worker] ImportError: x.so: undefined symbol: _ZN3c10          ImportError: x.so: undefined symbol: _ZN3c10
@@ -43,7 +43,7 @@ _KIND = (
     r"(?:(?:[A-Za-z_]\w*\.){0,8}[A-Z]\w*(?:Error|Exception|Interrupt|OutOfMemory|Failure)"
     r"|(?:[a-z_]\w*\.){1,8}(?:errors?|exceptions?|_exceptions)\.[A-Z]\w*)"
 )
-#: Where in a line another thing begins that stood on a line of its own: an exception behind a prefix (prose has a word before it).
+#: Where in a line another thing begins that stood on a line of its own: an exception after a prefix (prose has a word before it).
 _BEGINS = expression(
     rf"(?:(?<=[\]:>|)}}=-]\s)|(?<=[\]:>|=(\t])|(?<=failed with )|(?<=raised )|(?<=due to )|(?<=caused by ))(?={_KIND}(?:: |\(['\"]))"
     r"|(?<=[^\s\"'`])(?=Traceback \(most recent call last\)|\[rank\d{1,6}\]:|terminate called |what\(\): )"
@@ -83,7 +83,7 @@ def is_harmless(line: str) -> bool:
 
 
 def unwrapped(line: str) -> list[str]:
-    """Return the things that a line says, each as if it stood on a line of its own; nothing of an object that is no record of a log."""
+    """Return the things that a line says, each as if it stood on a line of its own; nothing of an object that is not a record of a log."""
     in_object = _VALUE.findall(line) if _RECORD.search(line) else []
     if not in_object and line.lstrip().startswith(("{", '"')):
         return []

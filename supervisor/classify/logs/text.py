@@ -12,7 +12,7 @@ from collections import Counter
 from supervisor.classify.expressions import expression
 from supervisor.core.values import Struct
 
-#: Of a longer line, or of an exception, only this many bytes around a hit are searched.
+#: In a longer line, or an exception, only this many bytes around a hit are searched.
 LONGEST_LINE = 12288
 
 _ESCAPES = expression(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -92,7 +92,7 @@ _OPTIONS_OF_A_COMMAND = 3
 
 
 #: The tail of a progress bar (tqdm): "[02:38<01:08,  2.74s/it, loss=2.3]". A bar ends no line, so the last words of a process, of its shell
-#: or of its scheduler stand behind it.
+#: or of its scheduler stand after it.
 _BAR_TAIL = expression(r"\[(?:\d{1,4}:){1,3}\d\d(?:<[\d:?, ]{1,24})?, {0,3}[^\]\n]{0,400}\]")
 _RATES = ("/s", "s/")
 
@@ -213,7 +213,7 @@ def is_error(text: str) -> bool:
 
 
 def behind_bars(text: str) -> str:
-    """Return the text behind the progress bars of a line, the line itself if nothing follows, or if it has none."""
+    """Return the text after the progress bars of a line, the line itself if nothing follows, or if it has none."""
     if "]" not in text or not any(rate in text for rate in _RATES):
         return text
     end = max((match.end() for match in _BAR_TAIL.finditer(text)), default=0)
@@ -221,7 +221,7 @@ def behind_bars(text: str) -> str:
 
 
 def kernel_message(text: str) -> tuple[str | None, str]:
-    """Return the kernel's message, None if this is no line of the kernel's log, and the host, "" if the line names none."""
+    """Return the kernel's message, None if this is not a line of the kernel's log, and the host, "" if the line names none."""
     if match := _KMSG.fullmatch(text):
         return (match["text"], "") if int(match["prefix"]) >> 3 == 0 else (None, "")
     if match := _DMESG.fullmatch(text):

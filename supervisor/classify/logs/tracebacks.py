@@ -174,7 +174,7 @@ class Traceback(Struct, frozen=True):
     def root(self) -> PrintedException:
         """The exception that the last one was raised `from`, or the last one itself.
 
-        One that was handled is no root, nor is one that only says that another process failed.
+        One that was handled is not a root, nor is one that only says that another process failed.
         """
         first = len(self.raised) - 1
         while first > 0 and self.raised[first - 1].caused_next and not exits.refers_elsewhere(self.raised[first - 1].text):

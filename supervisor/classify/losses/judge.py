@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Names of numbers that are judged in one stream; further ones are not.
 MOST_NAMES = 64
-#: So many prints of one step: the number read is no step.
+#: So many prints of one step: the number read is not a step.
 MOST_REPEATED = 20
 #: A number with fewer digits may stand still by its rounding.
 LEAST_DIGITS = 3

@@ -84,7 +84,7 @@ def problem_of(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        return f"it is no regular expression: {error}"
+        return f"it is not a regular expression: {error}"
     try:
         groups = UserPattern(pattern).groups
     except ValueError as error:

@@ -133,7 +133,7 @@ class Meetings:
         return self._of[key] if backward else tuple(meeting for meeting in self._of[key] if meeting.op != BACKWARD)
 
     def _on_all(self, function: Function) -> tuple[Meeting, ...]:
-        """Return those that each caller of the function surely meets where there are several ranks; first those that are no backward."""
+        """Return those that each caller of the function surely meets where there are several ranks; first those that are not a backward."""
         rows = [meeting for meeting in self.of(function, backward=True) if self._is_certain(meeting.event, function)]
         return tuple(sorted(rows, key=lambda meeting: meeting.op == BACKWARD))
 

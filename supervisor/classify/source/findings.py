@@ -30,7 +30,7 @@ class ScriptFinding(Struct, frozen=True):
 RANK_TEST = Rule(
     "collective-under-rank-test",
     "a collective (`dist.barrier()`, `accelerator.wait_for_everyone()`, …) that only some ranks call: it is under `if rank == 0:`, or "
-    "behind a `return`, `continue` or `break` that only some ranks take",
+    "after a `return`, `continue` or `break` that only some ranks take",
     "let all ranks call it, outside of the test of the rank",
     ("hang",),
 )

@@ -54,7 +54,7 @@ def dotted(node: ast.expr, names: dict[str, str]) -> str | None:
 
 
 def chain_of(node: ast.expr) -> list[str]:
-    """Return `a.b.c` as its names; a first part that is no name is empty: `f(x).b` is "", "b"."""
+    """Return `a.b.c` as its names; a first part that is not a name is empty: `f(x).b` is "", "b"."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.append(node.attr)
@@ -129,7 +129,7 @@ class Function:
 
 
 class ParsedScript:
-    """A script's functions and names. Raises SyntaxError where the text is no Python of this interpreter's version."""
+    """A script's functions and names. Raises SyntaxError where the text is not Python of this interpreter's version."""
 
     def __init__(self, source: str | bytes) -> None:
         self.tree = tree_of(source)

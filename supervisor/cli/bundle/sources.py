@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from health.doctor import Diagnosis
     from supervisor.config.settings import Settings
 
-#: Of one rank's output, its streams together.
+#: Bytes of one rank's output, its streams together.
 RANK_BYTES: Final = 2 << 20
 _LOG_BYTES: Final = 1 << 20
 _JOURNAL_BYTES: Final = 8 << 20

@@ -123,7 +123,7 @@ def _only_checkpoint(source: str) -> str:
 def _good_identity(checkpoint: str, bar: ProgressBar) -> Identity | None:
     """Verify the source, and return which content of it is good; None where none is, and then say why.
 
-    Classes that it would call are no reason to refuse it: none of them is called here.
+    Classes that it would call are not a reason to refuse it: none of them is called here.
     """
     identity = identity_of(checkpoint)
     bar.begin("verifying the source", None if identity is None else identity.size)

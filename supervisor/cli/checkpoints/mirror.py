@@ -1,7 +1,7 @@
-"""`supervise checkpoints push|pull|restore|prune`, and `ls --mirror`, what a mirror holds: the mirror by hand, without a running job.
+"""`supervise checkpoints push|pull|restore|prune` and `ls --mirror`: the mirror by hand, without a running job.
 
-Raises SuperviseError with 78 for an address that is no mirror, a mirror that cannot be reached, and one that holds only another job's
-checkpoints. A push that was interrupted is continued by the next one: what the mirror has is not sent again.
+Raises SuperviseError with 78 for an address that is not a mirror, a mirror that cannot be reached, and a mirror that holds only another
+job's checkpoints. A push that was interrupted is continued by the next one: what the mirror has is not sent again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _COLUMNS: Final = (Column("step", right=True), Column("size", right=True), Colum
 @json_option
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True)
 def push_command(invocation: Invocation, *, paths: tuple[str, ...], as_json: bool) -> int:
-    """The exit code is 1 if one is not good enough to be copied."""
+    """The exit code is 1 if a checkpoint is not good enough to be copied."""
     settings, job = named_or_latest_job(invocation)
     return push(settings, job, paths, as_json=as_json)
 
@@ -61,26 +61,26 @@ def push_command(invocation: Invocation, *, paths: tuple[str, ...], as_json: boo
 @click.argument("wanted", metavar="STEP|NAME|ID")
 @click.argument("into", metavar="[INTO]", required=False, default=".")
 def pull_command(invocation: Invocation, *, wanted: str, into: str, as_json: bool) -> int:
-    """Name it by its step, its name or its id. INTO is a directory (default: the working directory)."""
+    """Name the checkpoint by its step, its name or its id. INTO is a directory (default: the working directory)."""
     settings, job = named_or_latest_job(invocation)
     return pull(settings, job, wanted, into, as_json=as_json)
 
 
 @click.command()
 @setting_options(*JOB, *MIRROR)
-@click.option("--to", metavar="DIRECTORY", help="Write it into this directory (default: where it was saved).")
+@click.option("--to", metavar="DIRECTORY", help="Write the checkpoint into this directory (default: where it was saved).")
 @json_option
 def restore_command(invocation: Invocation, *, to: str | None, as_json: bool) -> int:
-    """The exit code is 1 if the mirror has none."""
+    """The exit code is 1 if the mirror has no checkpoint of the job."""
     settings, job = named_or_latest_job(invocation)
     return restore_newest(settings, job, to, as_json=as_json)
 
 
 def backends_of(settings: Settings) -> tuple[Backend, ...]:
-    """Give the mirrors of the settings, without any request. Raises SuperviseError where there is none, or one has no valid address."""
+    """Return the mirrors of the settings, without any request. Raises SuperviseError if there is none, or one has no valid address."""
     if not settings.checkpoints.mirror:
         raise SuperviseError(
-            "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the file of settings"
+            "no mirror is known", hint="name one with --mirror s3://BUCKET/PREFIX, or under [checkpoints] in the settings file"
         )
     with _errors():
         options = S3Options(**uploads.s3_options(settings))
@@ -88,7 +88,7 @@ def backends_of(settings: Settings) -> tuple[Backend, ...]:
 
 
 def push(settings: Settings, job: str, paths: Sequence[str], *, as_json: bool) -> int:
-    """Bring checkpoints to every mirror. Returns 0 where all arrived, 1 where one is not good enough to be copied."""
+    """Copy checkpoints to every mirror. Returns 0 if all arrived, 1 if a checkpoint is not good enough to be copied."""
     with _errors():
         return mirrors.push(
             paths,
@@ -150,9 +150,9 @@ class MirrorRow(Struct, frozen=True):
 
 
 def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: bool) -> int:
-    """Bring the newest whole checkpoint of a job back to where it was saved, or into a directory. Returns 0, or 1 where there is none.
+    """Restore the newest whole checkpoint of a job to the path where it was saved, or into a directory. Returns 0, or 1 if there is none.
 
-    Where it was saved, only if that is in the working directory, declared in the settings, or learned on this node
+    The path must be in the working directory, declared in the settings, or learned on this node
     (supervisor/checkpoints/mirror/restore_permission.py).
     """
     places = () if into is not None else _learned(settings, job)
@@ -167,9 +167,9 @@ def restore_newest(settings: Settings, job: str, into: str | None, *, as_json: b
 
 
 def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool) -> int:
-    """Bring one checkpoint of a job into a directory: `wanted` is its step, name or id, or the end of its key. Returns 0.
+    """Restore one checkpoint of a job into a directory: `wanted` is its step, name or id, or the end of its key. Returns 0.
 
-    A damaged one is taken from the next mirror that has it. Raises SuperviseError where nothing, or more than one, is meant.
+    If a mirror's copy is damaged, the next mirror's is taken. Raises SuperviseError if no checkpoint, or more than one, matches.
     """
     with _errors():
         kept, _ = _listed(settings, job, output(as_json=as_json))
@@ -180,7 +180,7 @@ def pull(settings: Settings, job: str, wanted: str, into: str, *, as_json: bool)
         if len({checkpoint.manifest.id for checkpoint in named}) > 1:
             several = ", ".join(dict.fromkeys(keys.short_name(checkpoint.location.key) for checkpoint in named))
             hint = f"name one of them: {several}"
-            raise SuperviseError(f"several checkpoints in the mirror are meant: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
+            raise SuperviseError(f"several checkpoints in the mirror match: job {job}: {wanted}", hint=hint, exit_code=ExitCode.USAGE)
         done = _fetch(named, into, output(as_json=as_json))
     mirrors.print_restored(done, output(as_json=as_json))
     return 0
@@ -194,14 +194,14 @@ def _listed(settings: Settings, job: str, out: Output) -> tuple[list[MirroredChe
 
 
 def _names(checkpoint: MirroredCheckpoint) -> tuple[str, ...]:
-    """Give by what one checkpoint may be called. A step that nobody knows is no name."""
+    """Return the names by which a checkpoint may be called. An unknown step is not a name."""
     step = () if checkpoint.manifest.step is None else (str(checkpoint.manifest.step),)
     key = checkpoint.location.key
     return (*step, checkpoint.manifest.name, checkpoint.manifest.id, keys.nonce_in(key), keys.short_name(key))
 
 
 def _fetch(same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restore.Restored:
-    """Fetch the first whole one of the same object in several mirrors. Raises the error of the last one."""
+    """Fetch a checkpoint from the first of several mirrors whose copy is whole. Raises the error of the last mirror."""
 
     def fetch(checkpoint: MirroredCheckpoint) -> restore.Restored:
         with out.progress(f"restoring {checkpoint.manifest.name}") as bar:
@@ -214,7 +214,7 @@ def _fetch(same: Sequence[MirroredCheckpoint], into: str, out: Output) -> restor
 
 
 def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_run: bool, as_json: bool) -> int:
-    """Remove from each mirror what a policy does not keep; with `dry_run` only say what that is. Returns 0.
+    """Remove from each mirror what a policy does not keep; with `dry_run` only list it. Returns 0.
 
     A checkpoint whose manifest cannot be read is never removed, nor is the newest, nor anything of another job.
     """
@@ -236,7 +236,7 @@ def prune(settings: Settings, job: str, policy: rules.RetentionPolicy, *, dry_ru
 
 
 def _learned(settings: Settings, job: str) -> tuple[str, ...]:
-    """Give the patterns that were learned of a job on this node; none where it never ran here."""
+    """Return the patterns that were learned of a job on this node; none if it never ran here."""
     try:
         directory = find_job(state_root(settings), job).directory
     except SuperviseError:
@@ -245,7 +245,7 @@ def _learned(settings: Settings, job: str) -> tuple[str, ...]:
 
 
 def _named_job(settings: Settings, job: str) -> str:
-    """Return the job whose checkpoints are restored. By hand a job that is named comes first, also where this one has checkpoints."""
+    """Return the job whose checkpoints are restored. A job that the settings name comes first, even if this job has checkpoints."""
     named = settings.checkpoints.restore_from
     return job if named in ("", restore.NO_JOB) else named
 
@@ -259,13 +259,13 @@ def _control(settings: Settings) -> TransferControl:
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Raise what fails in the mirror as a SuperviseError."""
+    """Raise the mirror's errors as SuperviseError."""
     try:
         yield
     except CheckpointingError as error:
         raise SuperviseError(error.message, hint=error.hint, exit_code=ExitCode.CONFIG) from error
     except (OSError, Interrupted) as error:
-        hint = "see to the disk with the checkpoints and the state directory"
+        hint = "check the disk that holds the checkpoints and the state directory"
         raise SuperviseError(f"cannot read or write a checkpoint: {error}", hint=hint) from error
 
 

@@ -78,7 +78,7 @@ def undo_command(invocation: Invocation, *, change: int | None, as_json: bool) -
 @click.option("--withdraw", is_flag=True, help="Use the checkpoint again: also one that a run stepped back from, or read as torn.")
 @click.argument("path", metavar="PATH")
 def quarantine_command(invocation: Invocation, *, path: str, reason: str, withdraw: bool) -> int:
-    """It holds for the checkpoint as it is now: a new file in its place is not rejected. Not while the job runs."""
+    """The rejection holds for the checkpoint as it is now, not for a new file in its place. The job must not be running."""
     settings = invocation.settings()
     if withdraw:
         return readmit(settings, invocation.job(settings), path)
@@ -86,7 +86,7 @@ def quarantine_command(invocation: Invocation, *, path: str, reason: str, withdr
 
 
 def show(settings: Settings, job: str | None, path: str, *, as_json: bool) -> int:
-    """Print all that is known of one checkpoint: its verdict now, its rejection, its manifest. Returns 0 if it is good, else 1."""
+    """Print everything that is known about one checkpoint: its verdict now, rejection and manifest. Returns 0 if it is good, else 1."""
     records = RecordedCheckpoints(find_job(state_root(settings), job).directory / DIRECTORY)
     absolute = os.path.abspath(path)  # noqa: PTH100  a link is shown as it is named
     manifest, identity = records.manifests.get(absolute), identity_of(absolute)

@@ -48,7 +48,7 @@ def verify_command(*, paths: tuple[str, ...], as_json: bool) -> int:
 @json_option
 @click.argument("directory", metavar="DIRECTORY")
 def latest_command(invocation: Invocation, *, directory: str, as_json: bool) -> int:
-    """It goes by the records of the job that saves there. The exit code is 1 if none is proven good."""
+    """It uses the records of the job that saves there. The exit code is 1 if none is proven good."""
     settings = invocation.settings_to_read_with()
     return latest(directory, records_of(settings, invocation.job(settings), directory), as_json=as_json)
 

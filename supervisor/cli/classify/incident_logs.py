@@ -62,7 +62,7 @@ class Log(Struct, frozen=True):
 
 
 class _Fed(Struct, frozen=True):
-    """How much of a file was read, its newlines if they were counted, and when it was last changed (0: it is no plain file)."""
+    """How much of a file was read, its newlines if they were counted, and when it was last changed (0: it is not a plain file)."""
 
     size: int
     newlines: int
@@ -113,7 +113,7 @@ def read(
 ) -> tuple[tuple[Evidence, ...], tuple[Part, ...]]:
     """Return the evidence in a log, its lines counted through all its files, and where each file begins. `progress` gets the bytes read.
 
-    Raises OSError, and SuperviseError where it is no text as it is. There is no evidence at all where not a byte was read: that is
+    Raises OSError, and SuperviseError where it is not text as it is. There is no evidence at all where not a byte was read: that is
     no log of a healthy job.
     """
     parts: list[Part] = []
@@ -146,12 +146,12 @@ def read(
 
 
 def _with_texture(evidence: tuple[Evidence, ...], texture: Texture) -> tuple[Evidence, ...]:
-    """Return the evidence, with the facts of bytes that are no text."""
+    """Return the evidence, with the facts of bytes that are not text."""
     return (*evidence, Evidence("log", _NOT_TEXT, texture.problem)) if texture.problem else evidence
 
 
 def verdict_on(evidence: tuple[Evidence, ...]) -> FailureVerdict:
-    """Return the verdict. Of an empty log, and of one that is no text, it is not that nothing failed."""
+    """Return the verdict. Of an empty log, and of one that is not text, it is not that nothing failed."""
     if not evidence:
         return replace(classify(()), summary="the log is empty")
     verdict = classify(tuple(fact for fact in evidence if fact.name != _NOT_TEXT))
@@ -164,7 +164,7 @@ def verdict_on(evidence: tuple[Evidence, ...]) -> FailureVerdict:
 def _feed(  # noqa: PLR0913 (all that takes a block)
     reader: FloodReader, file: Path, texture: Texture, progress: Callable[[int], None], numbers: LogNumbers | None, *, counting: bool
 ) -> _Fed:
-    """Read a file to its end. Raises OSError, and SuperviseError where it is no text as it is."""
+    """Read a file to its end. Raises OSError, and SuperviseError where it is not text as it is."""
     newlines = size = 0
     with reading.opened(None if str(file) == STDIN else file) as fd:
         status = os.fstat(fd)

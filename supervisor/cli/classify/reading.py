@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Larger ones leave the processor's caches, and the allocator's arena: then each costs page faults.
 BLOCK_BYTES = 256 << 10
-#: The first bytes of files that are no log as they are: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
+#: The first bytes of files that are not logs as they are: gzip, zstd, xz, bzip2, zip (torch's checkpoints too), ELF.
 PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh", b"PK\x03\x04", b"\x7fELF")
 #: How long a pipe may be silent before a line on stderr says so.
 SILENT_S = 2.0
@@ -34,14 +34,14 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-#: Of UTF-16 without a mark every other byte is NUL in mostly ASCII text, and next to none of the others is.
+#: In UTF-16 without a mark, mostly ASCII text has NUL at every other byte, and next to none between.
 _SAMPLE_BYTES = 4096
 _LEAST_SAMPLE_BYTES = 16
 _MOSTLY, _HARDLY = 0.6, 0.02
 #: Bytes that no text holds: control characters except those that move and colour (\a \b \t \n \v \f \r ESC).
 _CONTROL = bytes(code for code in range(1, 32) if code not in b"\a\b\t\n\v\f\r\x1b") + b"\x7f"
 _NOT_CONTROL = bytes(code for code in range(256) if code not in _CONTROL)
-#: Of each block this much is judged. Random bytes are control characters to a ninth.
+#: So much of each block is judged. A ninth of random bytes are control characters.
 _JUDGED_BYTES = 16 << 10
 _MOST_CONTROL = 0.05
 
@@ -63,7 +63,7 @@ class Texture:
 
     @property
     def problem(self) -> str:
-        """Why it is no text; "" where it is."""
+        """Why it is not text; "" where it is."""
         if self.judged and self.nul == self.judged:
             return "it holds nothing but NULs"
         return "it is not text" if self.control > _MOST_CONTROL * (self.judged - self.nul) else ""
@@ -71,7 +71,7 @@ class Texture:
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[int]:
-    """Give the descriptor of a file, or of standard input. Raises OSError and SuperviseError."""
+    """Return the descriptor of a file, or of standard input. Raises OSError and SuperviseError."""
     if path is None:
         if sys.stdin is None:
             raise SuperviseError(
@@ -99,7 +99,7 @@ def _await(fd: int, name: str) -> None:
         if not waiting.poll(SILENT_S * 1000):
             stdio.say(f"waiting for lines of {name}")
             waiting.poll()
-    except PermissionError:  # poll knows nothing of it: it is no pipe
+    except PermissionError:  # poll knows nothing of it: it is not a pipe
         return
 
 

@@ -23,7 +23,7 @@ class _Positive(click.FloatRange):
         """Return the number, or have click refuse it."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value} is no number of hours, seconds or faults.", param, ctx)
+            self.fail(f"{value} is not a number of hours, seconds or faults.", param, ctx)
         return number
 
 
@@ -80,7 +80,7 @@ def command(  # noqa: PLR0913  one for each option
 ) -> int:
     """KIND is kill, hang, oom, nan, bitrot, preempt, resume or soak. CMD trains in a scratch directory, under a name of its own.
 
-    The options of a run stand before or behind `drill`.
+    The options of a run stand before or after `drill`.
 
     resume compares what a restarted job loads and its losses with the job before the kill.
 

@@ -1,4 +1,4 @@
-"""Confines this process and all that it starts: they may write below some directories and nowhere else (Landlock, Linux 5.13 and later).
+"""Confines this process and its later children: they may write below some directories and nowhere else (Landlock, Linux 5.13 and later).
 
 It needs no privilege, holds for root, and cannot be undone. Reading is not restricted. Kernels before 5.19 refuse a rename from one
 directory to another, those before 6.2 do not see truncate(2).
@@ -27,7 +27,7 @@ _PATH_BENEATH: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
 #: WRITE_FILE; REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM (bits 4 to 12).
 _WRITES: Final = 1 << 1 | 0b1_1111_1111 << 4
-#: The version that brought each further right: REFER (a rename between directories), TRUNCATE.
+#: Later rights, each with the version that brought it: REFER (a rename between directories), TRUNCATE.
 _LATER: Final = ((2, 1 << 13), (3, 1 << 14))
 
 
@@ -37,7 +37,7 @@ def version() -> int:
 
 
 def confine(writable: Iterable[str]) -> None:
-    """Let this thread, and its children from now on, write below these directories only. Absent ones are passed over.
+    """Let this thread, and its children from now on, write below these directories only. A directory that does not exist is passed over.
 
     Raises SuperviseError (78).
     """

@@ -154,7 +154,7 @@ def whole_view_of(place: JobFiles) -> tuple[JobView, bool | None]:
 
 @contextlib.contextmanager
 def shown_reading(place: JobFiles) -> Iterator[ReadReport]:
-    """Give what shows how far the reading of a long journal is."""
+    """Return the display of how far a long journal is read."""
     with progress(f"reading the journal of {place.job}") as bar:
         yield lambda verb, done, total: bar.at(f"{verb} the journal of {place.job}", done, total)
 

@@ -70,7 +70,7 @@ def rank_shares(beats: Sequence[RankHeartbeat]) -> dict[int, RankShares]:
 
 
 def _waits(view: JobView, rank: int, pid: int) -> str | None:
-    """Return what a rank waits for: a file, by the kernel; or in a hang the ranks that do not come."""
+    """Return what a rank waits for: a file, as the kernel shows it; or in a hang the ranks that do not come."""
     from supervisor.observe.hangs import procfs  # noqa: PLC0415  for ranks that stand still
 
     wait = procfs.waits(pid)

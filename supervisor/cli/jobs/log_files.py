@@ -38,7 +38,7 @@ class TimeIndex:
             self._fd = os.open(f"{path}{TIMES_SUFFIX}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         if is_newest and self._fd >= 0 and (size := os.fstat(self._fd).st_size) > _NEWEST_BYTES:
             os.lseek(self._fd, size - _NEWEST_BYTES, os.SEEK_SET)
-            self._rest = b"x"  # the rest of the first line is no line
+            self._rest = b"x"  # the rest of the first line is not a line
         self.read_more()
 
     @property
@@ -47,7 +47,7 @@ class TimeIndex:
         return not self._times
 
     def read_more(self) -> None:
-        """Read the notes that came since the last call. A line that is not whole, or is no note, is passed over."""
+        """Read the notes that came since the last call. A line that is not whole, or is not a note, is passed over."""
         while self._fd >= 0 and (data := os.read(self._fd, 1 << 16)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:

@@ -215,7 +215,7 @@ def _offset_since(file: Path, since: float) -> int:
 
 
 def _last_lines(path: Path, start: int, wanted: int) -> tuple[int, int]:
-    """Return where the last `wanted` lines behind `start` begin, and how many there are."""
+    """Return where the last `wanted` lines after `start` begin, and how many there are."""
     with path.open("rb") as file:
         end = at = file.seek(0, os.SEEK_END)
         if end <= start or not wanted:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @click.option("--html", "html_file", metavar="FILE", help="Write the report to FILE, one page that needs nothing else.")
 @json_option
 def command(invocation: Invocation, *, all_runs: bool, html_file: str | None, as_json: bool) -> int:
-    """It is about the last run, up to now if that continues. The states add up to the wall clock. It works when the supervisor is gone."""
+    """It is about the last run, up to now if that continues. The states add up to the wall clock. It works without the supervisor too."""
     settings = invocation.settings_to_read_with()
     return report(settings, invocation.job(settings), all_runs=all_runs, html_file=html_file, as_json=as_json)
 
@@ -71,5 +71,5 @@ def _write(file: Path, content: bytes) -> None:
         else:
             staging.write(os.path.realpath(file), content, is_durable=False)
     except OSError as error:
-        raise SuperviseError(f"writing the report: {file}: {error.strerror}", hint="Name another file behind --html.") from error
+        raise SuperviseError(f"writing the report: {file}: {error.strerror}", hint="Name another file after --html.") from error
     stdio.say(f"wrote {file} ({bytes_text(len(content))})")

@@ -46,7 +46,7 @@ def watch(page: Callable[[], tuple[str, bool]], *, in_place: bool) -> None:
             select.select([resized], [], [], max(WATCH_S, 10 * (time.monotonic() - began)))
     except KeyboardInterrupt:
         if is_terminal:
-            stdio.write(sys.stdout, "")  # behind the ^C that the terminal shows
+            stdio.write(sys.stdout, "")  # after the ^C that the terminal shows
     finally:
         if before is not None:
             signal.signal(signal.SIGWINCH, before)

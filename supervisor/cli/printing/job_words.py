@@ -35,7 +35,7 @@ def _words_of(row: SettingRow, value: Any) -> Iterator[str]:  # noqa: ANN401  cl
 def over_nodes(command: Sequence[str], options: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Return CMD in three parts: its first words, those for several nodes, and its other words.
 
-    options: torchrun's, by name; one that CMD gives stays as it is. A command that is no torchrun gets none. Raises SuperviseError (64) for
+    options: torchrun's, by name; those of CMD stay as they are. A command that is not torchrun gets none. Raises SuperviseError (64) for
     `torchrun --standalone`, which is one node.
     """
     launch = torchrun.recognise(command)

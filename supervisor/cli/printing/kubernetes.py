@@ -71,7 +71,7 @@ spec:
   backoffLimit: {backoff}
   podFailurePolicy:
     rules:
-      # a node that was drained, preempted or lost is no failure of the job
+      # a node that was drained, preempted or lost is not a failure of the job
       - action: Ignore
         onPodConditions: [{{type: DisruptionTarget, status: "True"}}]
       # 75: stopped, to continue later
@@ -136,7 +136,7 @@ spec:
 def print_command(invocation: Invocation, *, image: str, nodes: int, gpus: int, pod_grace_s: int) -> int:
     """The options of a run stand before `--`; --job names the Job. Look at it, and hand it to `kubectl apply -f -`."""
     if not invocation.command:
-        hint = "Write it behind `--`, as in `supervise print kubernetes --image IMAGE -- torchrun train.py`."
+        hint = "Write it after `--`, as in `supervise print kubernetes --image IMAGE -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)
     settings = invocation.settings()
     given = {key: str(settings.value(key)) for key in ("job.name", "metrics.listen") if settings.origin(key).kind == "command line"}

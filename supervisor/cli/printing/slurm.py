@@ -72,7 +72,7 @@ code=$({exit_code} $code || echo $code)
 def print_command(invocation: Invocation, *, nodes: int, notice_s: int, sbatch: tuple[str, ...]) -> int:
     """The options of a run stand before `--`. Write it into a file, look at it, and hand it to sbatch."""
     if not invocation.command:
-        hint = "Write it behind `--`, as in `supervise print slurm --nodes 2 -- torchrun train.py`."
+        hint = "Write it after `--`, as in `supervise print slurm --nodes 2 -- torchrun train.py`."
         raise SuperviseError("no command given", hint=hint, exit_code=ExitCode.USAGE)
     words = option_words(invocation)
     text = script(words, invocation.command, nodes=nodes, notice_s=notice_s, sbatch=sbatch)
@@ -127,7 +127,7 @@ def _require_fitting(name: str, value: str, nodes: int) -> None:
     error = hint = ""
     if name in {"hetjob", "packjob"}:
         error = "the script describes one component of a job, and this begins another"
-        hint = "Write `#SBATCH hetjob` and the second component's lines into the script, and `--het-group=0,1` behind `srun`."
+        hint = "Write `#SBATCH hetjob` and the second component's lines into the script, and `--het-group=0,1` after `srun`."
     elif (name == "ntasks-per-node" and value != "1") or (name == "ntasks" and value != str(nodes)):
         error = "one supervise looks after all ranks of a node"
         hint = "Leave it out: torchrun's --nproc-per-node says how many ranks a node has."

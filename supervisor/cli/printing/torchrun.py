@@ -17,7 +17,7 @@ from supervisor.knobs.python_command import shim_mode, split_python
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-#: Of torchrun's own rendezvous on the first node.
+#: The port of torchrun's own rendezvous on the first node.
 _PORT: Final = 29400
 #: With one of them CMD says itself on how many nodes it runs.
 _PLACING: Final = ("standalone", "nnodes", "rdzv-backend", "rdzv-endpoint", "master-addr", "node-rank")
@@ -32,7 +32,7 @@ def print_command(invocation: Invocation) -> int:
 
 
 def script(facts: NodeFacts, options: Sequence[str], command: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of the script. options: of supervise. Raises SuperviseError (64) for a command that is no Python program."""
+    """Yield the lines of the script. options: of supervise. Raises SuperviseError (64) for a command that is not a Python program."""
     launch = _launch(command)
     supervise = shlex.join(["supervise", *options, "--"])
     head, rest = shlex.join(launch.head), shlex.join(launch.args)

@@ -41,5 +41,5 @@ def settings_table(settings: Settings) -> Table:
 
 
 def _value_text(value: Value) -> str:
-    """Return a value as JSON has it, with the bytes of a file's name that are no UTF-8 as escapes."""
+    """Return a value as JSON has it, with the bytes of a file's name that are not UTF-8 as escapes."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

@@ -34,7 +34,7 @@ _DEADLINE_S = 5.0
 def command(invocation: Invocation, *, cause: str | None, fit: bool, as_json: bool) -> int:
     """It names options without effect, ranks without a GPU, and lines of the script at which ranks wait or race; then knobs and ladders.
 
-    The options of a run stand before or behind `plan`.
+    The options of a run stand before or after `plan`.
     """
     settings, words = invocation.settings_and_command()
     data = start_plan.document(settings, words, cause)

@@ -10,7 +10,7 @@ from supervisor.cli.commands import GroupedCommand
 from supervisor.cli.invocation import BEFORE_CMD, FLAGS, Invocation, setting_options
 from supervisor.report.text import cut
 
-#: Of the command, in characters.
+#: The longest command that is shown, in characters.
 _LONGEST_COMMAND = 80
 
 

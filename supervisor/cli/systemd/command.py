@@ -60,7 +60,7 @@ def install_command(_invocation: Invocation, *, job: str | None, user: str | Non
 @setting_options()
 @click.argument("job", metavar="JOB")
 def run_command(invocation: Invocation, *, job: str) -> int:
-    """Its command is [job] command there. It does not run as root.
+    """The file has the job's command as `command` under [job]. A job does not run as root.
 
     The exit code is that of `supervise -- CMD`, but 65 where that is the program's own: systemd would start the unit again.
     """

@@ -1,7 +1,7 @@
 """The access to the page: the host names in a valid request, and the token. Pure.
 
 A page from elsewhere can have its *name* point to this machine (DNS rebinding). The reader's browser then asks us, and shows that page our
-answer. The name is in the Host header, so a request for an unknown one is refused. An address is no name.
+answer. The name is in the Host header, so a request for an unknown one is refused. An address is not a name.
 
 The token is what a reader must know, also on loopback: a machine may have other users, and a job's files are closed to them. A browser
 sends it once, in the address that is printed or from a form, and gets a cookie that is derived from it. So the cookie does not reveal the

@@ -41,7 +41,7 @@ class JobRow(Struct, frozen=True):
 
     state: in words; tone: good, warning, bad or faint. what, where, do, look: why it needs somebody, where that
     happened, what to do, and the command that shows more.
-    members: the hosts of its last meeting. nodes: those of the row, the first is the one whose page is linked.
+    members: the hosts of its last meeting. nodes: the nodes that the row shows; the page of the first is linked.
     """
 
     job: str
@@ -72,12 +72,12 @@ class JobRow(Struct, frozen=True):
 
     @property
     def is_read(self) -> bool:
-        """Whether more than its place is known."""
+        """Whether more is known than where its files are."""
         return self.group is not RowGroup.UNREAD
 
 
 def row_of(status: Status, view: JobView, address: str, changed_t: float) -> JobRow:
-    """Return the row of a job on one node. address: the options by which our other commands find it."""
+    """Return the row of a job on one node. address: the options with which our other commands find it."""
     state, tone = state_of(status)
     total = status.total_steps if status.total_steps and status.step is not None and not status.step_relative else None
     saved = max(filter(None, (status.saved, status.verified)), key=lambda stored: -stored.age_s, default=None)
@@ -132,10 +132,10 @@ def _incident_text(last: IncidentStatus) -> str:
 
 
 def joined(rows: Iterable[JobRow]) -> list[JobRow]:
-    """Return a row for each job. rows: of each job and node, the last changed first.
+    """Return a row for each job. rows: one for each job and node, the last changed first.
 
-    The nodes that met last are one job: of them the most urgent row is for all. One that met them before, and left, is shown
-    with them; one that never did has a row of its own.
+    The nodes of the last meeting are one job, and the most urgent of their rows stands for all. A node that met them before,
+    and left, is shown with them. A node that never met them has a row of its own.
     """
     by_job: dict[str, list[JobRow]] = {}
     for row in rows:
@@ -158,6 +158,6 @@ def _joined_nodes(parts: Sequence[JobRow]) -> list[JobRow]:
 
 
 def in_order(rows: Iterable[JobRow]) -> list[JobRow]:
-    """Return the rows as they are listed: what runs by name, so that no row moves while one reads it; the others by when they changed."""
+    """Return the rows in the list's order: running jobs by name, so no row moves while a person reads; the others by their last change."""
     order = list(RowGroup)
     return sorted(rows, key=lambda row: (order.index(row.group), 0.0 if row.group is RowGroup.RUNS else -row.changed_t, row.job, row.node))

@@ -1,6 +1,6 @@
 """The jobs of a state directory as the page shows them: each journal is read once, and then its new records.
 
-Nothing is written, no lock is taken, and a supervisor that died is no reason to show less. In memory are the journals of jobs that run, and
+Nothing is written, no lock is taken, and a dead supervisor is not a reason to show less. In memory are the journals of jobs that run, and
 of the others the row in the list until their journal changes. One thread at a time calls this.
 """
 

@@ -73,7 +73,7 @@ def done(state: JobState) -> Step:
 
 
 def closed(state: JobState, incident: Incident, outcome: str) -> Step:
-    """Close the incident of a run that ends. One that is withdrawn was no failure, so it is no loss."""
+    """Close the incident of a run that ends. One that is withdrawn was not a failure, so it is not a loss."""
     if outcome == "withdrawn":
         state = state.with_run(losses=losses.withdrawn(state.run.losses, incident.opened_t))
     return state, (CloseIncident(incident.number, state.attempt.number, outcome, state.attempt.progress.step),)

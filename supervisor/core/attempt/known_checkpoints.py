@@ -34,7 +34,7 @@ def with_verified(state: JobState, checkpoint: CheckpointRef, *, is_own: bool) -
 
 
 def with_selected(state: JobState, chosen: CheckpointRef, older: tuple[CheckpointRef, ...]) -> JobState:
-    """Return the state in which the chosen checkpoint is the newest good one, behind `older`, or behind those known where none is given."""
+    """Return the state in which the chosen checkpoint is the newest good one, after `older`, or after those known where none is given."""
     known, rejected = state.run.verified, state.run.rejected
     place = next((at for at, c in enumerate(known) if c.path == chosen.path), len(known))
     # the selection passed over every checkpoint newer than the chosen one: such a one is good no more, unless the selection only avoided it

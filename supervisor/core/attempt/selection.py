@@ -101,7 +101,7 @@ def on_select_overdue(state: JobState, t: float) -> Step:
 
 
 def _has_lost_all(state: JobState, event: CheckpointSelected) -> bool:
-    """Whether checkpoints of this training are no good any more, and the script gets one from us alone: it would begin from scratch.
+    """Whether checkpoints of this training are not good any more, and the script gets one from us alone: it would begin from scratch.
 
     An option that we append, with a path or as a switch, is given only with a checkpoint. A torn one alone may be that of a first save; a
     whole one was saved before if one was verified, or a copy is kept. An unread or
@@ -216,7 +216,7 @@ def _step_back_cost(state: JobState, chosen: CheckpointRef) -> tuple[Action, ...
 def _gained(state: JobState, chosen: CheckpointRef, event: CheckpointSelected) -> JobState:
     """Take over a newer checkpoint than was known: the failures of attempts before the one that wrote it no longer count.
 
-    A checkpoint of another training is no progress: else this run's own saves would have to lie beyond it to count.
+    A checkpoint of another training is not progress: else this run's own saves would have to lie beyond it to count.
     """
     if chosen.step is not None and not event.is_foreign:
         last = state.attempt.number - state.attempt.awaits_agreement  # of several nodes the number is the next attempt's already

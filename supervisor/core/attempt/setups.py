@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def of(state: JobState) -> Setup:
-    """Return the setup of the attempt. A change that only holds the global batch with other ranks is no change of its own."""
+    """Return the setup of the attempt. A change that only holds the global batch with other ranks is not a change of its own."""
     run, attempt = state.run, state.attempt
     nodes = max(len(attempt.members), 1)
     return Setup(attempt.number, run.overrides, nodes, attempt.world_size or attempt.met_ranks, attempt.visible_gpus, attempt.program)

@@ -98,7 +98,7 @@ def scratch_refused(state: JobState, t: float) -> Plan | None:
 
 
 def _none_seen(state: JobState, t: float) -> Plan | None:
-    """Return the stop where checkpoints are declared, ranks saved, and none was ever seen whole: a declaration alone is no checkpoint.
+    """Return the stop where checkpoints are declared, ranks saved, and none was ever seen whole: a declaration alone is not a checkpoint.
 
     Where nothing was saved yet (a training that saves each half hour fails before its first save) no work is lost that could be kept.
     """
@@ -120,7 +120,7 @@ def _none_seen(state: JobState, t: float) -> Plan | None:
 
 def _at_stake_s(state: JobState, t: float) -> float:
     """Return how long the last attempt trained, 0 where a restart from scratch loses little or the script resumes by itself."""
-    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # waiting since then is no lost work
+    over_t = t if state.attempt.over_t is None else state.attempt.over_t  # waiting since then is not a lost work
     lasted = over_t - state.attempt.began_t if state.attempt.number else 0.0
     return 0.0 if lasted <= state.run.policy.restart.scratch_limit_s or programs.resumes_itself(state) else lasted
 

@@ -47,7 +47,7 @@ def on_supervisor_started(state: JobState, event: SupervisorStarted) -> Step:
     state = state.with_run(policy=event.policy, reason="takeover", stop=None, exit_code=None).with_attempt(over_t=over_t)
     ended_t = event.t if over_t is None else over_t
     if not died_with_us:
-        run = replace(state.run, losses=losses.until(state.run.losses, ended_t))  # the wait since then, in a queue, is no cost of a failure
+        run = replace(state.run, losses=losses.until(state.run.losses, ended_t))  # the wait in a queue since then is not a failure's cost
         vain = run.vain_requeues + 1 if guards.started_in_vain(run.failures, run.trained_in) else 0
         state = replace(state, run=replace(run, requeued_after=state.attempt.number, vain_requeues=vain))
     actions: tuple[Action, ...] = ()

@@ -40,7 +40,7 @@ ROWS: dict[Cause, CauseRow] = {
     ),
     Cause.GPU_XID_OTHER: CauseRow(
         meaning="The driver reported another error of the GPU",
-        proof="an Xid in the kernel's log or from NVML that is no consequence (43 and 45 are); a recovery that the driver asks for",
+        proof="an Xid in the kernel's log or from NVML that is not a consequence (43 and 45 are); a recovery that the driver asks for",
         family=Family.INFRASTRUCTURE,
         changes_job=True,
         of_gpu=True,

@@ -22,7 +22,7 @@ ROWS: dict[Cause, CauseRow] = {
         meaning="The training was over, and a rank did not leave",
         is_seen=True,
         proof=(
-            "two looks at all ranks behind the last step that the script or its Trainer named, or behind the end of their scripts, and "
+            "two looks at all ranks after the last step that the script or its Trainer named, or past the end of their scripts, and "
             "for 10 minutes no byte, no CPU time and no open checkpoint; it is ended by --on-hang restart alone"
         ),
         family=Family.KILLED,

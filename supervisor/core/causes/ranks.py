@@ -6,7 +6,7 @@ from supervisor.core.causes.row import ENVIRONMENT, GUARDS, LAST, PROGRAM, SUSPE
 from supervisor.core.model import Cause
 
 _TRANSPORTS = ("p2p_disable", "ib_disable", "shm_disable")
-#: Of what waits for a file that nobody removes, or passes its timeout.
+#: The ladder for ranks that wait for a file that nobody removes, or pass their timeout.
 _LATE = (*SUSPECTS, "left_file", "longer_timeout")
 
 ROWS: dict[Cause, CauseRow] = {

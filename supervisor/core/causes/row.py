@@ -61,7 +61,7 @@ class CauseRow(Struct, frozen=True):
     breaks_collectives: bool = True
     #: The least confidence of a verdict of this cause for a plan that changes the job (strategies/consent.py).
     confidence_floor: float = 0.9
-    #: Of a run that ends because it failed of this again at the same place, or hung of it.
+    #: The exit code of a run that ends because this cause came again at the same place, or hung it.
     exit_code: int = 65
     #: Whether a verdict of it changes the job, so that a wrong one does harm (classify/judgement/admissible.py).
     changes_job: bool = False
@@ -119,13 +119,13 @@ SUSPECTS = (*GUARDS, "own_change")
 LAST = "restart_within_budget"
 
 
-#: Of a failure of the program itself.
+#: The ladder for a failure of the program itself.
 PROGRAM = ("own_code_before_first_step", "same_place", LAST)
-#: Of a program that imports or reads something: a file that is absent now may be there later.
+#: The ladder for a program that imports or reads something: a file that is absent now may be there later.
 READS = ("raced", "start_again", *PROGRAM)
-#: Of an end that may show nothing but an exit code.
+#: The ladder for an end that may show nothing but an exit code.
 OWN_CODE = ("own_code_before_first_step", "same_place", "own_code_at_once", LAST)
-#: Of native code that crashed.
+#: The ladder for native code that crashed.
 NATIVE = (*SUSPECTS, "step_back", "same_place", "same_gpu_twice", LAST)
-#: Of a node that does not fit the job.
+#: The ladder for a node that does not fit the job.
 ENVIRONMENT = ("environment_at_fault", LAST)

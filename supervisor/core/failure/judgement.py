@@ -29,7 +29,7 @@ LAST_SAVE_S, LAST_SAVE_FOR_ALL_S = 300.0, 30.0
 _SAVES_OF_A_TRAINING = 2
 #: Verdicts about a rank that does not come: what the looks showed of it belongs to them.
 OF_HANGS = frozenset({Cause.HANG_NO_ERROR, Cause.NCCL_TIMEOUT, Cause.GLOO_ERROR, Cause.EXIT_STUCK})
-#: Exceptions of an import, or of a file that is no Python.
+#: Exceptions of an import, or of a file that is not Python.
 _OF_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"})
 #: Signatures of a command that cannot be started as it is written.
 _OF_COMMANDS = frozenset({"user_code.usage", "user_code.no_script", "user_code.no_program"})
@@ -214,7 +214,7 @@ def _trained_before(state: JobState, verdict: FailureVerdict) -> bool:
 
 
 def _died_loading(state: JobState, verdict: FailureVerdict, phase: Phase) -> bool:
-    """Whether it failed within the load of the checkpoint that the attempt got. A death of another file is no proof against that one."""
+    """Whether it failed within the load of the checkpoint that the attempt got. A death of another file is not proof against that one."""
     of_load = phase is Phase.LOAD or verdict.cause is Cause.CHECKPOINT_CORRUPT
     read = _of_culprit(state, verdict, "loading")
     return of_load and (read is None or _is_of_given(state, read))

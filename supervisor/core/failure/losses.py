@@ -1,4 +1,4 @@
-"""The cost of a run's failures: how many incidents, and how long until the training was again where it had been.
+"""The cost of a run's failures: how many incidents, and how long until the training reached its earlier step again.
 
 A failure at step 120 after a checkpoint of step 80 costs the restart and the forty steps that are made again. So the time from the failure
 until step 120 is reached once more is lost, and nothing else. Progress is reported in intervals: the moment is interpolated between two
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def with_incident(losses: Losses, t: float) -> Losses:
-    """Return the losses with one more incident, which opened at `t`. A training that is still behind stays so since the earlier one."""
+    """Return the losses with one more incident, which opened at `t`. A training that is still behind counts from the earlier one."""
     since_t = t if losses.since_t is None else losses.since_t
     return replace(losses, incidents=losses.incidents + 1, since_t=since_t, seen_t=t, seen_step=None)
 
@@ -29,7 +29,7 @@ def since(losses: Losses, t: float) -> Losses:
 def withdrawn(losses: Losses, opened_t: float) -> Losses:
     """Return the losses without the newest incident, which opened at `opened_t`: nothing had failed.
 
-    A training that was behind already, since an earlier incident, is behind still.
+    A training that was already behind, since an earlier incident, is still behind.
     """
     since_t = losses.since_t if losses.since_t is not None and losses.since_t < opened_t else None
     return replace(losses, incidents=losses.incidents - 1, since_t=since_t, seen_step=None)
@@ -55,7 +55,7 @@ def from_scratch(run: Run, attempt: int) -> Losses:
 
 
 def until(losses: Losses, t: float) -> Losses:
-    """Return the losses once the training is where it was at `t`, or the run ends there."""
+    """Return the losses if the training reached its earlier step again at `t`, or if the run ended then."""
     if losses.since_t is None:
         return losses
     return replace(losses, lost_s=losses.lost_s + max(0.0, t - losses.since_t), since_t=None, seen_step=None)
@@ -64,7 +64,7 @@ def until(losses: Losses, t: float) -> Losses:
 def total(state: JobState) -> Losses:
     """Return the losses of a run that has ended.
 
-    If no step of the last attempt was ever seen, it counts from the start of its ranks: their training cannot be compared.
+    If no step of the last attempt was ever seen, the loss ends with the start of its ranks: their training cannot be compared.
     """
     attempt, losses = state.attempt, state.run.losses
     over_t = attempt.started_t if not attempt.trains and state.run.exit_code == 0 else attempt.over_t

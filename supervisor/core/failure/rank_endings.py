@@ -82,7 +82,7 @@ _TEARDOWN = "in destroy_process_group"
 _AT_THE_END = ("in barrier", "in monitored_barrier", _TEARDOWN)
 #: The innermost function of a traceback.
 _LAST_FRAME = re.compile(r'File "[^"]*", line \d+, in ([^\s]+)(?![\s\S]*File ")')
-#: Of what a rank wrote when it died, so many characters are in the summary.
+#: The summary has so many characters of a dying rank's last words.
 _MOST_SAID = 160
 #: Signals of native code: what a process dies of that breaks down, and not one that is asked to end.
 _OF_NATIVE_CODE = frozenset({4, 6, 7, 8, 11})
@@ -128,7 +128,7 @@ class RankEnding(Struct, frozen=True):
 
     @property
     def failed_in_teardown(self) -> bool:
-        """Whether it left with a code of its own behind its last step, and no exception but one of its teardown's says why."""
+        """Whether it left with a code of its own after its last step, and no exception but one of its teardown's says why."""
         made_all = self.script_over or (self.step is not None and self.total is not None and self.step >= self.total)
         return made_all and self.code not in {None, 0} and (not self.raised or self.in_teardown)
 

@@ -64,7 +64,7 @@ def on_health_checked(state: JobState, event: HealthChecked) -> Step:
 
 
 def on_health_overdue(state: JobState, t: float) -> Step:
-    """The examination of this node does not answer: that is no reason to hold a job back."""
+    """The examination of this node does not answer: that is not a reason to hold a job back."""
     text = f"this node could not be examined within {state.run.policy.health_deadline_s:.0f} s: the attempt begins without the examination"
     state, actions = start.begin(state, t, state.run.next_resume)
     return state, (PrintMessage("warning", text), *actions)

@@ -73,7 +73,7 @@ def _with_others(state: JobState, base: int, size: Knob, accum: Knob, asked: bat
     values, figures = tuple((change.knob, change.new) for change in changed), "; ".join(f"{c.how} {c.old} → {c.new}" for c in changed)
     figures = f" ({figures})" if figures else ""
     if new.total != asked.total:
-        return _other(state, base, f"{asked} is no multiple of them; the nearest is {new}{figures}", values)
+        return _other(state, base, f"{asked} is not a multiple of them; the nearest is {new}{figures}", values)
     norm = f"; {BATCHNORM}" if run.batchnorm and new.micro != asked.micro else ""
     text = f"the global batch stays: {asked}, now {new}{figures}{norm}"
     return HeldBatch(base, values, text if ranks != run.last_ranks else "")

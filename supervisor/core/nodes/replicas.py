@@ -22,7 +22,7 @@ class Replica(Struct, frozen=True):
 
     size: int = 1  # in ranks
     source: str = ""  # the flags or the setting that give it, "" for none
-    unread: str = ""  # a factor that is no number, "" for none
+    unread: str = ""  # a factor that is not a number, "" for none
 
 
 #: Each rank holds the whole model: data parallelism alone, as far as is known.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: Bytes of the JSON of one report, the facts' part of it; a node of more ranks than 32 gets so much for each.
 MOST_BYTES: Final = 46 << 10
 MOST_BYTES_OF_A_RANK: Final = 1536
-#: Of each kind of line; streams whose last lines are kept.
+#: Lines of each kind that are kept; streams whose last lines are kept.
 MOST_ALIKE, MOST_TAILS = 2, 4
 #: Where a fact is in the order above.
 _ENDS, _PROVEN, _BEATS, _LINES, _TAILS = range(5)

@@ -1,7 +1,7 @@
 """The ranks stand still: warn, or end the attempt (--on-hang). docs/explanation/hangs.md has the reasons.
 
 A suspicion alone decides nothing: it is recorded and logged. Once two looks agree, `auto` ends only what cannot continue by itself. `warn`
-ends nothing. Ranks that stand behind the end of their training are no hang of it: only `restart` ends them, once nothing of theirs has
+ends nothing. Ranks that stand past the end of their training are not hangs of it: only `restart` ends them, once nothing of theirs has
 worked for 10 minutes, and nothing is trained again. Of several nodes one acts for all; the others know of the hang, and raise no alert.
 """
 
@@ -86,7 +86,7 @@ def _is_saved(state: JobState, hang: Hang) -> bool:
 
 
 def _behind_the_end(state: JobState, event: HangConfirmed) -> Step:
-    """Report ranks that stand behind the end of their training (EndKind.LATE); with --on-hang restart end them, as an incident of its own.
+    """Report ranks that stand past the end of their training (EndKind.LATE); with --on-hang restart end them, as an incident of its own.
 
     Scripts that are over are reported at once, since a thread of theirs may be uploading. An end that only the declared number of steps
     shows is reported once nothing of any rank has worked for this long that nothing more can be expected.

@@ -116,7 +116,7 @@ class Instrumentation:
     def phase_began(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
         """Begin a phase that the script declares (worker.phase); `phase_ended` gets the return value."""
         if name not in layout.DECLARABLE:
-            _warn(f"worker.phase: {name!r} is no phase, so it has no effect; the phases are {', '.join(layout.DECLARABLE)}")
+            _warn(f"worker.phase: {name!r} is not a phase, so it has no effect; the phases are {', '.join(layout.DECLARABLE)}")
             return None
         begun: tuple[int, int, int] | None = self._beat.declare(name, at_most_s)
         return begun

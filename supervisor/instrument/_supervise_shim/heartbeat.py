@@ -138,7 +138,7 @@ class HeartbeatWriter:
 
     @property
     def slot(self) -> memoryview:
-        """The fields, for the thread that samples: those of PARTS_NS and behind are its own."""
+        """The fields, for the thread that samples: those of PARTS_NS and after are its own."""
         return self._view
 
     @property
@@ -331,7 +331,7 @@ class HeartbeatWriter:
             self.has_imported()
 
     def on_collective(self) -> None:
-        """Note that a collective begins: a sign of life, and no step. Those of other threads (a save in the background) are no sign."""
+        """Note that a collective begins: a sign of life, and no step. Those of other threads (a save in the background) are not signs."""
         try:
             if get_ident() == self.main_thread:
                 self._view[18] = now = monotonic_ns()  # LIFE_NS; a figure, as in on_step
@@ -368,7 +368,7 @@ class HeartbeatWriter:
     def _goes_round(self, since_ns: int) -> None:
         """Note that the process goes round in a loop in which no step is seen: all that its first round needed is imported.
 
-        It is no step, and the phase stays the same, but "before the first step" is not proven any more.
+        It is not a step, and the phase stays the same, but "before the first step" is not proven any more.
         """
         self.flag(layout.FLAG_ROUNDS)
         if not self.optimizer_made:  # else its first step is still to come: gradients may be accumulated for long
@@ -393,7 +393,7 @@ class HeartbeatWriter:
 
     @quiet
     def enter(self, phase: int) -> int | None:
-        """Begin a phase and give the one before; None where the caller is not the training thread (a save in the background)."""
+        """Begin a phase and return the one before; None where the caller is not the training thread (a save in the background)."""
         if get_ident() != self.main_thread:
             return None
         if self.still_ours is not None:
@@ -415,7 +415,7 @@ class HeartbeatWriter:
 
     @quiet
     def declare(self, name: str, at_most_s: float | None) -> tuple[int, int, int] | None:
-        """Begin a phase that the script declares (worker.phase), and give what `end_declared` needs; None where nothing was begun."""
+        """Begin a phase that the script declares (worker.phase), and return what `end_declared` needs; None where nothing was begun."""
         phase, limit_ms = layout.PHASES.index(name), int(1000 * min(max(at_most_s or 0.0, 0.0), layout.MOST_LIMIT_S))
         if self.wants_slot is not None:
             self.wants_slot()
@@ -434,7 +434,7 @@ class HeartbeatWriter:
 
 
 def state_step(optimizer: Any) -> int | None:  # noqa: ANN401 - torch is not imported here
-    """Give the optimizer's own count of its steps (Adam's state['step'] outlives a resume), or None.
+    """Return the optimizer's own count of its steps (Adam's state['step'] outlives a resume), or None.
 
     Numbers and CPU tensors only: to read a tensor of a device would be to wait for the device.
     """

@@ -37,7 +37,7 @@ PACKAGES = ("site-packages", "dist-packages")
 UNEVEN = "uneven"
 #: Packages of this project: a rank that imports one of them does so itself.
 OWN_PACKAGES = ("_supervise_shim", "supervisor", "checkpointing", "health", "supervise_command")
-#: A handler of crashes that the sitecustomize of Debian and Ubuntu installs where it is to be had, and these lines of that file.
+#: A handler of crashes that the sitecustomize of Debian and Ubuntu install where it exists, and these lines of that file.
 _APPORT = "apport_python_hook"
 _INSTALLS_APPORT = f"try:\n    import {_APPORT}\nexcept ImportError:\n    pass\nelse:\n    {_APPORT}.install()\n".encode()
 _ONLY_AST = 0x400  # ast.PyCF_ONLY_AST: nothing is imported for it

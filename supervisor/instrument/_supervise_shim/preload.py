@@ -247,7 +247,7 @@ class Preload:
 
 
 def used_gpu() -> str:
-    """Return how this process has used a GPU, "" if it has not. That the driver is loaded is no use: a CUDA build of torch loads it."""
+    """Return how this process has used a GPU, "" if it has not. That the driver is loaded is not use: a CUDA build of torch loads it."""
     import ctypes  # noqa: PLC0415 - standby.NEEDED
 
     cuda: Any = sys.modules.get("torch.cuda")

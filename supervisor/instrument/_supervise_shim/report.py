@@ -110,7 +110,7 @@ class ExceptionReporter:
 
     @quiet
     def _at_exit(self) -> None:
-        """Report an exception that a hook in place of the shim's kept; remove the empty stacks file of a process that was no rank."""
+        """Report an exception that a hook in place of the shim's kept; remove the empty stacks file of a process that was not a rank."""
         if os.getpid() != self._identity.pid:
             return
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)

@@ -114,7 +114,7 @@ def _set_filters(filters: list[Any]) -> None:
 
 
 def _filter(row: Any) -> Any:  # noqa: ANN401 - JSON
-    """Return the filter of a row; None where its category is no class of a module that is loaded."""
+    """Return the filter of a row; None where its category is not a class of a module that is loaded."""
     if isinstance(row, str):
         return None
     action, message, place, module, line = row

@@ -29,7 +29,7 @@ class StartMoments:
     __slots__ = ("_file", "_imports", "_moments")
 
     def __init__(self, file: Callable[[], str | None]) -> None:
-        """Take what returns the path of the file; None: this process is no rank."""
+        """Take what returns the path of the file; None: this process is not a rank."""
         self._file = file
         now = monotonic_ns()
         self._moments = {"hello": now, "imported": now}
@@ -41,7 +41,7 @@ class StartMoments:
         return self._moments["imported"]
 
     def on_import(self) -> None:
-        """Note that a module is searched for: called at each import that is no repetition, so it is cheap and cannot fail."""
+        """Note that a module is searched for: called at each import that is not a repetition, so it is cheap and cannot fail."""
         if self._imports:
             self._moments["imported"] = monotonic_ns()
 

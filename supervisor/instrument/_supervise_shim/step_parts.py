@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .heartbeat import HeartbeatWriter
 
 DATA, COMPUTE, COMMUNICATION, OPTIMIZER, CHECKPOINT, GPU, REST = range(7)
-#: Of files that are of no part: the user's or another library's, torch's own, where the standard library waits, and the shim's.
+#: Kinds of files that belong to no part: the user's or another library's, torch's own, where the standard library waits, and the shim's.
 USER, TORCH, WAITING, OWN = range(10, 14)
 #: A part of a file's path, and its part of the step; the first that fits counts. <torch>, <python>: their own directories.
 FILES = (
@@ -136,9 +136,9 @@ class StepParts:
 
 
 def thread_state() -> str:
-    """Return the state of the main thread by the kernel: "S" asleep, "D" on a disk; "" where it cannot be read.
+    """Return the state of the main thread, as the kernel shows it: "S" asleep, "D" on a disk; "" where it cannot be read.
 
-    Nothing behind it is read: `4194304 (fifteen letters) S ` is 28 bytes at most.
+    Nothing after it is read: `4194304 (fifteen letters) S ` is 28 bytes at most.
     """
     pid = os.getpid()
     try:

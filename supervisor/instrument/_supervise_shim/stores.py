@@ -3,7 +3,7 @@
 A store elsewhere: torch takes *every* endpoint for the agent's, so that with `tcp://` at a port of the script's own no rank serves, and all
 wait (pytorch #191957). And a second `init_process_group`: the store outlives the first process group, whose addresses the ranks would read.
 """
-# ruff: noqa: ANN401 - the functions of torch that are wrapped take and give anything
+# ruff: noqa: ANN401 - the functions of torch that are wrapped take and return anything
 
 from __future__ import annotations
 

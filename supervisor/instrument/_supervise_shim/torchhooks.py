@@ -3,7 +3,7 @@
 torch itself is half-imported at that moment, so a hook touches its own module only; torch is never imported from here. A wrapped function
 behaves as before, and shows as one frame more in a traceback. Names that are missing in a torch version are skipped.
 """
-# ruff: noqa: ANN401 - the functions of torch that are wrapped take and give anything
+# ruff: noqa: ANN401 - the functions of torch that are wrapped take and return anything
 
 from __future__ import annotations
 
@@ -311,12 +311,12 @@ def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _second(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the target: the second argument, behind the saved object."""
+    """Return the target: the second argument, after the saved object."""
     return args[1] if len(args) > 1 else next(kwargs[name] for name in ("f", "filename", "filepath") if name in kwargs)
 
 
 def _dcp_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the directory: an argument, or an attribute of the storage, which the older functions take behind the state."""
+    """Return the directory: an argument, or an attribute of the storage, which the older functions take after the state."""
     directory = kwargs.get("checkpoint_id")
     storage = kwargs.get("storage_writer") or kwargs.get("storage_reader") or (args[1] if len(args) > 1 else None)
     return directory if directory is not None else getattr(storage, "path", None)
@@ -340,7 +340,7 @@ class ImportWatcher:
         sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Give what the other finders find; pass over those of the old kind (find_module alone), as Python itself does since 3.12."""
+        """Return what the other finders find; pass over those of the old kind (find_module alone), as Python itself does since 3.12."""
         self._importing(name)
         if self.gates is not None:
             spec = self.gates.spec(name)
@@ -373,9 +373,9 @@ class ImportWatcher:
 
 
 def _afterwards(phase: int, before: int | None) -> int | None:
-    """Give the phase after a function that ended well: the script continues setting up, and that is not importing any more.
+    """Return the phase after a function that ended well: the script continues setting up, and that is not importing any more.
 
-    So the phase of a load ends with it: a failure before the first step, but after the load, is no proof against the loaded file.
+    So the phase of a load ends with it: a failure before the first step, but after the load, is not proof against the loaded file.
     """
     return layout.INIT if phase in {layout.INIT, layout.LOAD} and before == layout.IMPORT else before
 

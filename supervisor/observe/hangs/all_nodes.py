@@ -40,7 +40,7 @@ class AllLooks(Struct, frozen=True):
         return tuple(rank for _, look in self.nodes for rank in look.ranks)
 
     def life(self, *, but_pauses: bool) -> str:
-        """Return a sign of life since the look before; "" without one. but_pauses: a pause of supervise is no sign."""
+        """Return a sign of life since the look before; "" without one. but_pauses: a pause of supervise is not a sign."""
         for node, look in self.nodes:
             if look.has_lived and (look.life or not but_pauses):
                 return f"{look.life or 'its supervise was stopped for a while'} (node {node})"

@@ -44,7 +44,7 @@ class AwaitedKind(StrEnum):
 
 
 class Awaited(Struct, frozen=True):
-    """One object that is waited for. text: as people are shown it, behind "waits for".
+    """One object that is waited for. text: as people are shown it, after "waits for".
 
     name: the path, `host:port`, the pid. is_left: a file whose end is waited for, of this user, older than this attempt, that no living
     process has open, has locked or is named in. lives: a living process is at the other end, holds it, or is it. moved_bytes: that went

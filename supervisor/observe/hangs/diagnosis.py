@@ -33,7 +33,7 @@ MOST_RANKS = 8
 class ComparedRank(Struct, frozen=True):
     """One rank as two neighbouring looks show it: its state now, and its work between them.
 
-    lasts: it did the same in the first look. busy, slow: what showed it, behind its name, "" for nothing; polls: it only asks again and
+    lasts: it did the same in the first look. busy, slow: what showed it, after its name, "" for nothing; polls: it only asks again and
     again. working: what some thread of the rank, or of a process below it, still did. script_over, steps, step, world: of its heartbeat.
     has_ended: nothing is left for it to train. recorded, device: where it is in its process group by torch's recorder, and what its GPU
     does, for people. stack: of its training thread, the innermost call first. node: as people are shown it, "" where the job has one.
@@ -242,7 +242,7 @@ def _missed(
 ) -> tuple[RankActivity, ...]:
     """Return the ranks that are gone and that a peer waits for, or all if none lives. `over`: the ranks that have no more to train.
 
-    A rank may also have ended in order, while another one still uploads the result: that is no hang. But one that polls, for nothing that a
+    A rank may also have ended in order, while another still uploads the result: that is not a hang. But one that polls, for nothing that a
     living process holds and while no byte of it moves, polls for what no rank will make any more. If it gave up its group before, or if the
     ranks that are gone came to their end and nothing shows the subject that it polls, it may be a service on another machine that it asks.
     """

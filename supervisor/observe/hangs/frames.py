@@ -81,7 +81,7 @@ class ThreadStack(Struct, frozen=True):
 
 
 def parse(text: str) -> tuple[ThreadStack, ...]:
-    """Return the threads of a dump of faulthandler, the main thread first, without the shim's own; none where the text is no dump."""
+    """Return the threads of a dump of faulthandler, the main thread first, without the shim's own; none where the text is not a dump."""
     threads: list[tuple[str, list[StackFrame]]] = []
     for line in text.splitlines():
         if thread := _THREAD.match(line):

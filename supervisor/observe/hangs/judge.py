@@ -5,7 +5,7 @@ disturbs the numbers that it counts.
 
     the looks show nothing that moves      HangConfirmed; due again ever less often, and confirmed again where that shows more
     the same, with a few bytes that move   HangConfirmed, as slow; again once none moves
-    the same, behind the training's end    HangConfirmed; again, as over, once nothing of any rank worked for OVER_S
+    the same, past the training's end    HangConfirmed; again, as over, once nothing of any rank worked for OVER_S
     the same, with CPU time at one place   due again, until 10 times the limit has passed: then HangConfirmed
     all wait, maybe for an unseen node      the same
     other stacks, another collective       HangCleared; the stillness begins anew, with twice the patience, up to four times
@@ -63,7 +63,7 @@ class Comparison(Protocol[L_contra]):
 class Suspicion(Generic[L]):
     """Ranks hang. limit: the one that passed; delay_s: between two looks; due_t: the next look; look: the newest, requested at look_t.
 
-    quiet_t: since when each look shows ranks behind the end of their training of which nothing works.
+    quiet_t: since when each look shows ranks past the end of their training of which nothing works.
     """
 
     limit: Limit

@@ -38,9 +38,9 @@ ANSWER_S = 2.0
 VALUES_S = 0.5
 #: A shorter wait for a file does not count.
 MOMENT_S = 0.5
-#: Of the processes that one rank started, so many are read.
+#: So many of the processes that one rank started are read.
 MOST_WORKERS = 32
-#: Of the descriptors of one process, so many are read.
+#: So many descriptors of one process are read.
 MOST_DESCRIPTORS = 1024
 #: The greatest descriptor of a process's output.
 _OUTPUT_FD = 2

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from supervisor.observe.hangs.watch import Stillness
 
 MOST_BYTES = 64 * 1024
-#: Of each stack so many frames are sent, the innermost; where that is too much, fewer.
+#: So many innermost frames of each stack are sent; fewer if that is too much.
 STACK_DEPTHS = (12, 4, 0)
 #: So long is one text of a rank; so many ranks that moved are named.
 MOST_TEXT, MOST_MOVED = 400, 8

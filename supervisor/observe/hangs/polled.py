@@ -56,7 +56,7 @@ def polled(frames: Sequence[HeldFrame], source_of: Callable[[str], str]) -> tupl
     A library may hide the question in another function (filelock). Then it is the innermost path that is called a lock, or whose name is.
     """
     for frame in frames:
-        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # text that is no Python, or nested too deeply
+        with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # text that is not Python, or nested too deeply
             asked = tuple(dict.fromkeys(_asked(frame, source_of(frame.file)[:_LONGEST_SOURCE])))
             if asked:
                 return asked

@@ -41,7 +41,7 @@ _OTHER_CALLS = {
 }.get(platform.machine(), {})  # fmt: skip
 #: Calls that take a path: by name, the number of the argument that points to it.
 _PATH_ARGUMENT = {"open": 0, "stat": 0, "lstat": 0, "rename": 0, "mkdir": 0, "unlink": 0, "openat": 1, "newfstatat": 1, "statx": 1}
-#: Wait channels of objects that are no file on a disk, though they may have a path.
+#: Wait channels of objects that are not files on a disk, though they may have a path.
 _NO_FILE = re.compile(r"pipe|fifo|partner|tty|sock|skb|unix|tcp|inet|eventfd|inotify|poll|futex")
 _LONGEST_PATH = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -254,7 +254,7 @@ def _cpu_s(fields: list[str]) -> float:
 
 
 def _stat(path: str) -> list[str] | None:
-    """Return the fields behind the name: state, parent, ...; None if it is gone."""
+    """Return the fields after the name: state, parent, ...; None if it is gone."""
     line = text(path)
     return line[line.rindex(")") + 2 :].split() if ")" in line else None
 

@@ -68,7 +68,7 @@ class ActivityKind(StrEnum):
 
 
 class RankActivity(Struct, frozen=True):
-    """One rank. text: its activity, behind "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
+    """One rank. text: its activity, after "rank 7 is": `in DataLoader.__next__ (data.py:88)`. place: the user's file and line, "" unknown.
 
     group and collective: that it waits in. awaits: what else it waits for. at_exit: its script is over, and it waits for a thread or a
     process that the script started.
@@ -133,7 +133,7 @@ def waits_for_thread(stacks: tuple[ThreadStack, ...]) -> bool:
 
 
 def shown_activity(thread: ThreadStack) -> tuple[str, Phase]:
-    """Return what a stack shows, behind "is", and the phase: the library's function that is known, else the user's own."""
+    """Return what a stack shows, after "is", and the phase: the library's function that is known, else the user's own."""
     for frame in thread.frames:
         if _is_compiler(frame) and compiles(thread):
             return "compiling", Phase.TRAIN
@@ -212,12 +212,12 @@ def _runs_users_code(thread: ThreadStack) -> bool:
 
 
 def _stopped(process: ProcessLook) -> str | None:
-    """Return by what a process is stopped, behind "is"; None if it is not."""
+    """Return by what a process is stopped, after "is"; None if it is not."""
     return {"T": "stopped (state T)", "t": "stopped by a debugger"}.get(process.state)
 
 
 def _blocked(process: ProcessLook) -> str | None:
-    """Return how a process is blocked, behind "is"; None if it is not."""
+    """Return how a process is blocked, after "is"; None if it is not."""
     waits = process.waits
     if waits is None or (waits.state != "D" and waits.file is None):
         return None

@@ -1,8 +1,8 @@
 """Compares two neighbouring looks at the ranks: the ranks that moved, and the work of each in one and the same place. Pure.
 
 Signs of a rank that works, though slowly: its steps, its phase, the collective that it is in, the line of its training thread, the
-bytes that it reads and writes, or that a process does that it waits for. CPU time at one and the same place is no movement, because a loop
-without an end has it too: the rank is *busy*, and may continue. Wake-ups are no work: a loop that sleeps and asks again *polls*, and waits.
+bytes that it reads and writes, or that a process does that it waits for. CPU time at the same place is not a movement, because a loop
+without an end has it too: the rank is *busy*, and may continue. Wake-ups are not work: a loop that sleeps and asks again *polls* and waits.
 Few bytes are *slow*: it continues, and nobody can say when it ends. The counters of a rank that waits in a collective are those of its main
 thread: torch's other threads wake up now and then in a rank that hangs.
 """
@@ -83,7 +83,7 @@ def compare(first: Look, second: Look) -> RankProgress:
 
 
 def _moved(before: RankLook, after: RankLook) -> str:
-    """Return what showed that a rank moved, behind its name; "" if nothing did."""
+    """Return what showed that a rank moved, after its name; "" if nothing did."""
     old, new = before.process, after.process
     if (old.pid, old.start_ticks) != (new.pid, new.start_ticks):
         return "is another process"
@@ -167,7 +167,7 @@ def _at(thread: ThreadStack) -> str:
 
 
 def _activity(before: RankLook, after: RankLook) -> str:
-    """Return what a rank, or a process below it, did between two looks that takes CPU time, behind its name; "" for nothing."""
+    """Return what a rank, or a process below it, did between two looks that takes CPU time, after its name; "" for nothing."""
     thread = training_thread(after.process.stacks)
     if thread is not None and shown_activity(thread)[1] is Phase.INIT:
         return ""  # it asks torch's store again and again whether the others have come
@@ -214,7 +214,7 @@ def _polls(old: ProcessLook, new: ProcessLook) -> bool:
 
 
 def _trickle(before: RankLook, after: RankLook) -> str:
-    """Return which few bytes a rank moves, behind its name: those of its training thread, and of what that waits for. "": next to none."""
+    """Return which few bytes a rank moves, after its name: those of its training thread, and of what that waits for. "": next to none."""
     old, new = before.process, after.process
     past, now, seconds = old.after, new.before, _seconds(old, new)
     if past is None or now is None or not seconds:
@@ -238,7 +238,7 @@ def _trickle(before: RankLook, after: RankLook) -> str:
 
 
 def _work(before: RankLook, after: RankLook) -> str:
-    """Return what a rank or a process below it still does, behind its name, whichever thread does it; "" for nothing."""
+    """Return what a rank or a process below it still does, after its name, whichever thread does it; "" for nothing."""
     old = {look.pid: look for look in (before.process, *before.workers, *before.helpers)}
     for look in (after.process, *after.workers, *after.helpers):
         past = old.get(look.pid)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MOST_BYTES = 64 * 1024 * 1024
-#: Of each group, so many of the last collectives are kept.
+#: So many of each group's last collectives are kept.
 MOST_KEPT = 8
 
 

@@ -81,7 +81,7 @@ class StepTimes:
                 continue
             began_ns = last.sign_ns if beat.phase_since_ns >= beat.sign_ns else max(last.sign_ns, beat.phase_since_ns)
             longest_ns = max(longest_ns, beat.sign_ns - began_ns)
-            # a resumed training continues from a high number: the first number, or one of another source, is no step
+            # a resumed training continues from a high number: the first number, or one of another source, is not a step
             one_count = beat.step is not None and last.step is not None and beat.step_source == last.step_source
             reported = (beat.step or 0) - (last.step or 0) if one_count else 0
             steps = max(steps, beat.steps - last.steps, reported, 1)
@@ -97,7 +97,7 @@ class StepTimes:
         self._steps, self._limit = 0, None
 
     def interrupt(self) -> None:
-        """Begin anew after samples were missed: the time until the next one is no step time."""
+        """Begin anew after samples were missed: the time until the next one is not a step time."""
         self._last.clear()
 
     def limit(self, beats: Iterable[RankHeartbeat], limits: HangSection) -> Limit:

@@ -28,7 +28,7 @@ def text_of(look: Look, beats: Sequence[RankHeartbeat]) -> str:
 
 
 def _how(beat: RankHeartbeat, *, is_anyone_asking: bool) -> str:
-    """Return what a rank did not do, behind its name; "" where it saved, or never asks while others do not either."""
+    """Return what a rank did not do, after its name; "" where it saved, or never asks while others do not either."""
     if beat.save_asked:
         return "" if beat.went_on else "was asked to save, and its save is not over"
     if not beat.asks:

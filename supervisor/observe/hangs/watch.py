@@ -78,7 +78,7 @@ class AllNodes(Protocol[L_contra]):
         ...
 
     def answer(self, number: int, look: L_contra | None, stillness: Stillness) -> None:
-        """Give this node's part of a look; None: it failed."""
+        """Return this node's part of a look; None: it failed."""
         ...
 
 

@@ -32,7 +32,7 @@ MOST_INTERFACES, MOST_PEERS = 8, 16
 #: NCCL does not use these unless nothing else is there, or they are named.
 _LAST_CHOICE = ("lo", "docker", "virbr", "veth")
 
-#: Of a host without a known port: the discard service's. A host that refuses it is reached too.
+#: The port for a host without a known one: the discard service's. A host that refuses it is reached too.
 _ANY_PORT = 9
 
 _Address = tuple[str, int]
@@ -60,7 +60,7 @@ class InterfaceWatch:
     def begin(self) -> None:
         """An attempt begins. A resolver may take long, so a thread asks it."""
         if self._matters:
-            with contextlib.suppress(RuntimeError):  # no thread to be had: the older answer is kept
+            with contextlib.suppress(RuntimeError):  # no thread can be started: the older answer is kept
                 threading.Thread(target=self._look, name="interfaces", daemon=True).start()
 
     def _look(self) -> None:

@@ -196,7 +196,7 @@ def of_caches(facts: Sequence[Evidence], environ: Mapping[str, str], begun: Sequ
 
 
 def _damaged_file(name: str, environ: Mapping[str, str]) -> str:
-    """Return the newest small file of a cache that is no whole JSON, "" if there is none."""
+    """Return the newest small file of a cache that is not a whole JSON, "" if there is none."""
     cache = next(cache for cache in caches.CACHES if cache.name == name)
     given = environ.get(cache.variable) or cache.default
     if not given or not cache.files:

@@ -1,6 +1,6 @@
 """Turns one record of the kernel's log into evidence, and bounds how many facts of each kind are kept.
 
-The rank is named where the record names a process of this job; a record that names only others is no claim. Of each kind the first and the
+The rank is named where the record names a process of this job; a record of other processes is not a claim. Of each kind the first and the
 last facts are kept, so that a storm of one kind takes no room from another.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from supervisor.observe.processes.job_processes import JobProcesses
 
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
-#: Of each kind of fact, from the beginning and from the end. There are some fifty kinds.
+#: Facts of each kind that are kept, from the beginning and from the end. There are some fifty kinds.
 KEPT_FIRST = 16
 KEPT_LAST = 16
 
@@ -69,7 +69,7 @@ class BoundedFacts:
 
 
 def evidence(record: KernelRecord, signatures: Signatures, processes: JobProcesses) -> Sequence[Evidence]:
-    """Return the claims of a record by the kernel's rows, or that it names other processes."""
+    """Return the claims of a record that the kernel's rows show, or that it names other processes."""
     catalogue, scanner = signatures()
     if not scanner.hits(record.text.encode()):
         return ()

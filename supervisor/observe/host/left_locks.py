@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 #: Name of the fact, whose text is for people; its field `path` is the file.
 NAME = "left_lock"
-#: Of so many locks a fact is made; so many directories of builds are searched.
+#: So many locks become facts; so many directories of builds are searched.
 MOST, MOST_DIRECTORIES = 3, 1_000
 
 

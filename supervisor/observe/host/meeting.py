@@ -51,7 +51,7 @@ def evidence(node: str, logged: Iterable[Evidence], configured: Place | None) ->
             )
         elif _closes(host, port):
             text = (
-                f"something answers at {place}, where the ranks are to meet, but it is no store: it closes each connection"
+                f"something answers at {place}, where the ranks are to meet, but it is not a store: it closes each connection"
                 " (a proxy, a mesh's sidecar or another service has that port): give another port, or take this one out of the mesh"
             )
         else:

@@ -138,7 +138,7 @@ class PaceJudge:
     def take(self, t: float, ranks: Mapping[int, RankSample], reasons: Mapping[int, str] | None = None) -> list[PaceNews]:
         """Return what changes with the next sample.
 
-        reasons: of each rank, behind its name, the work that it does more than the others (core/step_shares.py).
+        reasons: of each rank, after its name, the work that it does more than the others (core/step_shares.py).
         """
         self._reasons = reasons or {}
         if not ranks or not all(rank.trains and rank.steps > 0 for rank in ranks.values()):
@@ -219,7 +219,7 @@ class PaceJudge:
         return news
 
     def _why(self, intervals: Sequence[_Interval], rank: int) -> str:
-        """Return why a rank is busy, behind "it", by the kernel and by the part of a step of which it has more; "" where nothing shows."""
+        """Return why a rank is busy, after "it", by the kernel and by the part of a step of which it has more; "" where nothing shows."""
         return ", and ".join(filter(None, (_cause([interval.shares[rank] for interval in intervals]), self._reasons.get(rank, ""))))
 
     def _is_slow(self, interval: _Interval, rank: int) -> bool:

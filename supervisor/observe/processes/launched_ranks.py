@@ -1,6 +1,6 @@
 """Finds the ranks that a plain command started by itself, and their ends: Lightning's own children, the ranks of accelerate and of mpirun.
 
-They are no children of the supervisor, so nobody reports their end. A process below the guardian is such a rank if its environment has
+They are not children of the supervisor, so nobody reports their end. A process below the guardian is such a rank if its environment has
 LOCAL_RANK and WORLD_SIZE (or mpirun's names for them), and its parent's is not the same rank's: a loader process has its rank's
 environment. A pidfd shows when it ends; how it ended is in /proc/PID/stat until its parent has reaped it. One that was reaped at once has
 vanished, which may have been an end in order.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MOST_EARLIER = 256
 #: Between two looks whether an end was seen.
 LOOK_S = 0.01
-#: In the environment of an interpreter that waits to become the command of the next attempt: it has the command's, and is no rank.
+#: In the environment of an interpreter that waits to become the command of the next attempt: it has the command's, and is not a rank.
 _STANDBY = "SUPERVISE_JOB_STANDBY"
 _RANK = (_STANDBY, "RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", *(name for names in layout.MPI_NAMES for name in names))
 
@@ -101,7 +101,7 @@ class LaunchedRanks:
 
     @property
     def last_ends(self) -> tuple[RankExit | VanishedRank, ...]:
-        """The same, and how ranks ended that only a heartbeat shows."""
+        """How ranks ended so far, with those that only a heartbeat shows."""
         newest = self._newest
         more = (end for rank, end in self._claimed_ends.items() if rank not in newest)
         return tuple(sorted((*self._ends.values(), *more), key=lambda end: end.at_ns))

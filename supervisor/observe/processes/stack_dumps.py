@@ -35,21 +35,21 @@ class _NoStacks(Exception):  # noqa: N818 - an answer, not an error
 
 
 def request(pid: int, start_ticks: int, directory: Path, *, deadline_s: float = 2.0, forked_by: int = 0) -> str:
-    """Give the stacks of all threads of a process, as faulthandler writes them, or one line "no stacks: ..." with the reason.
+    """Return the stacks of all threads of a process, as faulthandler writes them, or one line "no stacks: ..." with the reason.
 
-    forked_by: the pid of the rank above a process that is no rank.
+    forked_by: the pid of the rank above a process that is not a rank.
     """
     return _answer(STACKS_SIGNAL, pid, start_ticks, directory, forked_by, deadline_s)
 
 
 def request_values(pid: int, start_ticks: int, directory: Path, *, deadline_s: float) -> str:
-    """Give the line in which a rank tells what its main thread's functions hold (`_supervise_shim/values.py`); "" without an answer."""
+    """Return the line in which a rank tells what its main thread's functions hold (`_supervise_shim/values.py`); "" without an answer."""
     text = _answer(VALUES_SIGNAL, pid, start_ticks, directory, 0, deadline_s)
     return next((line.removeprefix("values ") for line in reversed(text.splitlines()) if line.startswith("values ")), "")
 
 
 def _answer(signum: int, pid: int, start_ticks: int, directory: Path, forked_by: int, deadline_s: float) -> str:  # noqa: PLR0913, PLR0917
-    """Send a signal, and give what the process wrote into its file for it."""
+    """Send a signal, and return what the process wrote into its file for it."""
     until = time.monotonic() + deadline_s
     try:
         path = _stacks_file(directory, pid, forked_by)

@@ -1,6 +1,6 @@
 """Reads what ranks wrote down themselves: their uncaught exceptions (error files), and what trains in them (program files).
 
-An error file that is half-written, huge, of another form or of another process is no evidence; it is listed with the reason.
+An error file that is half-written, huge, of another form or of another process is not evidence; it is listed with the reason.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def read(directory: Path, ranks: Iterable[RankInfo], *, since_ns: int = 0) -> Er
         elif report.t_ns < since_ns:
             ignored.append(IgnoredErrorFile(str(path), "it was written before this attempt began"))
         elif report.local_rank is not None and (report.pid, report.start_ticks) not in known:
-            ignored.append(IgnoredErrorFile(str(path), f"process {report.pid} was no rank of this attempt"))
+            ignored.append(IgnoredErrorFile(str(path), f"process {report.pid} was not a rank of this attempt"))
         else:
             reports.append(report)
     reports.sort(key=lambda report: report.t_ns)

@@ -137,7 +137,7 @@ def create(path: Path, slots: int) -> None:
 
 
 def read(path: Path, *, now_ns: int | None = None) -> tuple[RankHeartbeat, ...]:
-    """Give the beats of the slots that are claimed, by local rank; nothing where the file is gone, cannot be read or is not of the shim."""
+    """Return the beats of the slots that are claimed, by local rank; nothing if the file is gone, cannot be read or is not of the shim."""
     now = time.monotonic_ns() if now_ns is None else now_ns
     try:
         data = path.read_bytes()

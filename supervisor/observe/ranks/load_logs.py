@@ -1,6 +1,6 @@
 """Reads from the ranks' logs of loads within which load a rank died, or its last load (instrument/_supervise_shim/load_log.py).
 
-A crash seconds after a load is no proof against the loaded file, nor is one within the load of another file (a base model, a data set).
+A crash seconds after a load is not proof against the loaded file, nor is one within the load of another file (a base model, a data set).
 """
 
 from __future__ import annotations

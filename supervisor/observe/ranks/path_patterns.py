@@ -2,7 +2,7 @@
 
 Text in, text out. A *checkpoint path* is a file, or the directory above it where that has the name of one save
 (`checkpoint-500/optimizer.pt`, `epoch_3/model.pt`) or where the file is a part of one (`step-20/rank0/x.pt`, `epoch_3/optim/x.pt`). A file
-that names a step of its own is no part (`epoch_1/step-100.pt`), nor is a `last.ckpt`. A *pattern* is that path with the numbers that grow
+that names a step of its own is not a part (`epoch_1/step-100.pt`), nor is `last.ckpt`. A *pattern* is that path with the numbers that grow
 during a training replaced by `[0-9]*`, so that later checkpoints are found: `ckpt/step_100.pt` matches `ckpt/step_[0-9]*.pt`.
 
 A number stays where it is part of a word (gpt2) or counts ranks, shards or versions. All numbers stay where the pattern would be too broad:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NotAskedError(Exception):
-    """Why a rank cannot be asked, behind "it"."""
+    """Why a rank cannot be asked, after "it"."""
 
 
 def ask(directory: Path, pid: int, word: str) -> Path:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BARS, MOST_ROWS, MOST_POINTS, COLUMNS, MARK_COLUMNS = 100, 40, 600, 400, 150
 #: The height of a row, and of one where there are many.
 _ROW_PX, _LOW_ROW_PX, _MANY_ROWS = 22, 15, 12
-#: Of more incidents a curve has short marks at its foot. Steps that a note names.
+#: With more incidents a curve has short marks at its foot. A note names so many steps.
 _MOST_TALL_MARKS, _MOST_STEPS = 30, 5
 #: The share of the values by which a curve is scaled: a rare outlier must not flatten the rest.
 _USUAL = 0.98
@@ -216,7 +216,7 @@ def _curve(  # noqa: PLR0913  all that differs
 ) -> Chart | None:
     """Return a curve over time, with a gap between two attempts, and where a value was not finite."""
     bad = [] if from_zero else [sample for sample in _samples(report) if not sample.is_finite]
-    if len(rows) < 2 or axis.whole_s <= 0:  # noqa: PLR2004  one point is no curve
+    if len(rows) < 2 or axis.whole_s <= 0:  # noqa: PLR2004  one point is not a curve
         return None
     bad_t = sorted(sample.t for sample in bad)
     values = sorted(value for _, value in rows)

@@ -44,12 +44,12 @@ class IncidentCost(Struct, frozen=True):
     rank: int | None  # the culprit
     outcome: str  # how it ended
     action: str  # the action of supervise
-    planned: bool  # it came from outside, and is no failure
+    planned: bool  # it came from outside, and is not a failure
     mttd_s: float | None  # from the failure, or the last progress, until supervise knew it
     mttr_s: float | None  # from the failure to the first step after it
     parts: dict[str, float]  # of the newest restart, by name
     lost_steps: int | None  # made before, and not in the checkpoint that was resumed from
-    lost_s: float  # its time that was no new step
+    lost_s: float  # its time that was not a new step
     rank_hours: float  # the same for each rank
     resumed_step: int | None = None  # the step of that checkpoint
     what: str = ""  # the sentence of its card
@@ -178,7 +178,7 @@ def _spans_of_incidents(run: RunLedger) -> dict[int, list[TimeSpan]]:
 
 
 def incident_cost(incident: RecordedIncident, run: RunLedger, spans: Sequence[TimeSpan]) -> IncidentCost:
-    """Return what an incident cost its run; `spans`: its time that was no new step."""
+    """Return what an incident cost its run; `spans`: its time that was not a new step."""
     last = incident.failures[-1]
     decision, resumed, start = last.decision, incident.resumed, incident.start
     verdict = decision.verdict if decision is not None else None

@@ -50,7 +50,7 @@ FORMULAS: Final = (
 )
 #: The longest text of an incident in a line; its card has all of it.
 _LONGEST_WHAT = 140
-#: Of the wall clock: from this share on the page shows the time without known steps.
+#: From this share of the wall clock on, the page shows the time without known steps.
 _NOTABLE = 0.01
 #: A shorter time to notice is shown as at once; a smaller cost as nothing.
 LEAST_S = 0.05

@@ -6,7 +6,7 @@ import math
 
 #: The share of the probability that the interval holds.
 CONFIDENCE = 0.9
-#: Of fewer failures no mean is shown, and nothing is advised: the interval is wider than a factor of four.
+#: For fewer failures no mean is shown, and nothing is advised: the interval is wider than a factor of four.
 LEAST_FAILURES = 3
 
 

@@ -63,7 +63,7 @@ class MetricsServer(ThreadingMixIn, HTTPServer):
             self._open[request] = time.monotonic() + DEADLINE_S
         try:
             super().process_request(request, client_address)
-        except RuntimeError:  # no thread to be had
+        except RuntimeError:  # no thread can be started
             self.shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  as above
@@ -113,4 +113,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-        """Log nothing: a scrape is no event."""
+        """Log nothing: a scrape is not an event."""

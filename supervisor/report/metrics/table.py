@@ -157,7 +157,7 @@ class Metric(StrEnum):
     GPU_POWER = "gpu_power_watts", "gauge", "gpu uuid", "what the GPU draws. `gpu` is its number in nvidia-smi; as all readings below"
     GPU_POWER_LIMIT = "gpu_power_limit_watts", "gauge", "gpu uuid", "the limit that is enforced"
     GPU_TEMPERATURE = "gpu_temperature_celsius", "gauge", "gpu uuid", "its temperature"
-    GPU_BUSY = "gpu_utilization_ratio", "gauge", "gpu uuid", "the share of the time in which a kernel ran. It is no sign of progress"
+    GPU_BUSY = "gpu_utilization_ratio", "gauge", "gpu uuid", "the share of the time in which a kernel ran. It is not a sign of progress"
     GPU_MEMORY = "gpu_memory_bytes", "gauge", "gpu uuid", "its memory"
     GPU_MEMORY_USED = "gpu_memory_used_bytes", "gauge", "gpu uuid", "what of it is used, by whichever process"
     GPU_CLOCK = "gpu_sm_clock_hertz", "gauge", "gpu uuid", "the clock of its multiprocessors"

@@ -51,7 +51,7 @@ def test_a_training_keeps_all_of_it_in_a_torch_file(tmp_path: Path) -> None:
 def test_a_training_keeps_all_but_number_keys_in_a_dcp_directory_and_torch_reads_it(tmp_path: Path) -> None:
     torch.save(training(), tmp_path / "a.pt")
     answer = convert(tmp_path / "a.pt", tmp_path / "b", "dcp")
-    assert answer["left_out"] == ["the type of keys that are numbers: torch.distributed.checkpoint keeps texts (1 table)"]
+    assert answer["left_out"] == ["the type of keys that are numbers: torch.distributed.checkpoint stores keys as text (1 table)"]
     dcp_to_torch_save(tmp_path / "b", tmp_path / "by_torch.pt")
     expected = training()
     expected["optimizer"]["state"] = {str(key): value for key, value in expected["optimizer"]["state"].items()}

@@ -109,7 +109,7 @@ def test_a_checkpoint_saved_without_crcs_is_unverifiable(name: str, tmp_path: Pa
 def test_a_stale_temporary_file_beside_is_a_row_of_its_own(name: str, tmp_path: Path) -> None:
     checkpoint = FORMATS[name](tmp_path)
     if checkpoint.path.is_dir():
-        pytest.skip("a directory's leftovers stand beside it")
+        pytest.skip("not for this format: it is a directory, and its temporary files are of another form")
     checkpoint.path.with_name(checkpoint.path.name + ".tmp").write_bytes(checkpoint.path.read_bytes()[:1000])
     assert words(tmp_path) == ["good", "incomplete"]
 

@@ -35,7 +35,7 @@ class Planted:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_every_object_saved_by_torch_is_verified(sound_object: object, tmp_path: Path) -> None:
     if isinstance(sound_object, dict) and getattr(sound_object.get("w"), "is_meta", False):
-        pytest.skip("torch itself cannot save a meta tensor so")
+        pytest.skip("not for a meta tensor: torch itself cannot save one in this format")
     path = tmp_path / "any.pt"
     legacy(path, sound_object)
     verification = verify(str(path))

@@ -151,7 +151,7 @@ for sharded in (False, True):
 """
     (tmp_path / "disk").mkdir()
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode:  # noqa: S607 -- a tool of the system
-        pytest.skip("no mount namespaces here")
+        pytest.skip("needs a mount namespace (`unshare --mount`): run as root")
     done = preloaded.run("-c", program, str(tmp_path / "disk"))
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stdout + done.stderr
@@ -196,7 +196,7 @@ def test_pruning_never_shows_half_of_a_directory(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("step", [-1, 10**18, 2.0, "7"])
 def test_a_step_that_no_name_has_room_for_is_refused(step: Any, tmp_path: Path) -> None:  # noqa: ANN401 -- what a script counts with
-    with pytest.raises(CheckpointingError, match="is no step"):
+    with pytest.raises(CheckpointingError, match="is not a step"):
         save({}, tmp_path / "ckpt", step=step)
     assert names_in(tmp_path) == []
 

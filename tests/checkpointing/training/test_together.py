@@ -22,7 +22,7 @@ def ranks(name: str, number: int, place: Path) -> list[dict[str, Any]]:
     assert done.returncode == 0, done.stdout + done.stderr
     reports = [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
     if any("skip" in report for report in reports):
-        pytest.skip(f"no mount namespaces here: {reports}")
+        pytest.skip(f"needs a mount namespace (`unshare --mount`): run as root: {reports}")
     return reports
 
 

@@ -137,7 +137,9 @@ ATTEMPTS = {
 }
 
 
-@pytest.mark.skipif(confinement.version() < 3, reason="needs Landlock with truncate (Linux 6.2)")
+@pytest.mark.skipif(
+    confinement.version() < 3, reason="needs Landlock with truncate: Linux 6.2 or later, with landlock in /sys/kernel/security/lsm"
+)
 @pytest.mark.parametrize("way", ATTEMPTS)
 def test_a_confined_process_cannot_change_files_outside(tmp_path: Path, way: str) -> None:
     original, inside = written(tmp_path / "ckpt" / "step-5.pt"), tmp_path / "scratch"

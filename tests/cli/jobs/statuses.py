@@ -46,7 +46,7 @@ def running(**more: Any) -> Status:  # noqa: ANN401  the fields of a Status
         "attempt_since": NOW - 3700,
         "steps_per_s": 2.134,
         "total_steps": 10_000,
-        "total_from": "by its log (step 1400/10000)",
+        "total_from": "from its log (step 1400/10000)",
         "eta_s": 8600 / 2.134,
         "last_step_age_s": 0.4,
         "loss": LossCurve(tuple(2.9 * 0.99**n + 0.01 * (n % 3) for n in range(60)), 1340, 1400, "journal"),

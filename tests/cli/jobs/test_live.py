@@ -80,7 +80,7 @@ def test_the_log_gives_the_total_and_the_losses_of_a_young_run(written: Recorded
     lines = b"".join(b"step %d/120 loss %.3f lr 1e-4\n" % (step, 5 - step / 10) for step in range(1, 11))
     written.log(1, "rank-0.out", b"hello\n" + lines + b"step 11/12")
     status = read(written)
-    assert (status.state, status.total_steps, status.total_from) == (StateWord.TRAINING, 120, "by its log (step 10/120)")
+    assert (status.state, status.total_steps, status.total_from) == (StateWord.TRAINING, 120, "from its log (step 10/120)")
     assert status.loss is not None
     assert (status.loss.source, status.loss.first_step, status.loss.last_step) == ("log", 1, 10)
     assert (status.loss.values[0], status.loss.values[-1]) == (4.9, 4.0)

@@ -56,7 +56,7 @@ def test_the_configuration_has_what_is_known_of_the_node_and_nothing_else(case: 
 @pytest.mark.slow
 @pytest.mark.process
 def test_accelerate_reads_each_configuration(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e .[dev]")
     asked: list[tuple[str, list[str]]] = []
     expected: list[dict[str, Any]] = []
     for case, (facts, values) in CONFIGURATIONS.items():

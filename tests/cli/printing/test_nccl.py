@@ -112,7 +112,7 @@ def test_ports_and_a_gid_are_named_only_where_nccl_would_take_others(case: str, 
     assert as_nccl_reads_it(text) == as_a_shell_reads_it(text, tmp_path) == expected
 
 
-@pytest.mark.skipif(not GENERATOR.exists(), reason="systemd has no environment generator here")
+@pytest.mark.skipif(not GENERATOR.exists(), reason="needs systemd's environment generator (Debian: apt-get install systemd)")
 @pytest.mark.parametrize("case", [case for case in PORTS if PORTS[case][1]])
 def test_systemd_reads_the_same(case: str, tmp_path: Path) -> None:
     """Its generator reads files as EnvironmentFile= does (src/basic/env-file.c)."""

@@ -88,7 +88,7 @@ def test_a_long_log_takes_little_memory(tmp_path: Path) -> None:
         (gzip.compress(f"{XID}\n".encode() * 9)[:-12], b"its gzip is damaged", b"gzip -dc"),
         (lzma.compress(XID.encode()), b"packed by xz", b"xz -dc"),
         (b"LPKSHHRH" + bytes(200), b"a file of the journal", b"journalctl --file"),
-        (bytes(range(128, 256)) * 40, b"it is no text", b"dmesg > FILE"),
+        (bytes(range(128, 256)) * 40, b"it is not text", b"dmesg > FILE"),
     ],
     ids=["cut", "xz", "journal", "binary"],
 )

@@ -209,11 +209,11 @@ def test_a_real_device_can_be_read_from_its_beginning_where_it_may_be() -> None:
     try:
         opened = kmsg_reader.Device(whole=True)
     except OSError as error:
-        pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
+        pytest.skip(f"{kmsg_reader.KMSG} cannot be read, run as root: {error.strerror}")
     try:
         first = opened.read()
     except BlockingIOError:
-        pytest.skip("it is empty")
+        pytest.skip(f"{kmsg_reader.KMSG} is empty: the kernel has logged nothing since its log was cleared")
     finally:
         opened.close()
     assert first

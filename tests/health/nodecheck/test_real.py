@@ -138,7 +138,9 @@ def hosts() -> Iterator[list[str]]:
             _ip("netns", "exec", names[rank], "tc", "qdisc", "add", "dev", "bad0", "root", *shape)
     except (OSError, subprocess.CalledProcessError) as error:
         _remove(texts)
-        pytest.skip(f"no network namespaces to be made here: {getattr(error, 'stderr', error)!r}")
+        pytest.skip(
+            f"needs network namespaces, run as root with `ip` (Debian: apt-get install iproute2): {getattr(error, 'stderr', error)!r}"
+        )
     yield names
     _remove(texts)
 

@@ -249,7 +249,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper: subprocess.Popen[bytes]) -> None:
     processes = JobProcesses(root=2**22 + 1)  # nobody: this test's own parent is no supervisor
     if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
-        pytest.skip("in a pid namespace the kernel's pids are others")
+        pytest.skip("this is a pid namespace, where the kernel names other pids: run it on the host")
     processes.set_ranks([RankInfo(5, 5, sleeper.pid, 0)])
     child = process_tree.below(sleeper.pid, process_tree.snapshot())[0].pid
     assert processes.whose(sleeper.pid) == (ProcessOwner.JOB, 5)
@@ -265,7 +265,7 @@ def test_a_pid_is_of_a_rank_of_ours_or_of_a_stranger(known: Signatures, sleeper:
 def test_a_process_that_was_recorded_is_known_when_it_is_gone(sleeper: subprocess.Popen[bytes]) -> None:
     processes = JobProcesses(root=2**22 + 1)
     if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
-        pytest.skip("in a pid namespace the kernel's pids are others")
+        pytest.skip("this is a pid namespace, where the kernel names other pids: run it on the host")
     processes.set_ranks([RankInfo(2, 2, sleeper.pid, 0)])
     snapshot = process_tree.snapshot()
     child = process_tree.below(sleeper.pid, snapshot)[0]
@@ -340,7 +340,7 @@ def test_a_switch_is_no_gpu_and_everybodys(known: Signatures, tmp_path: Path, mo
 def test_the_process_records_of_an_earlier_attempt_do_not_return_in_the_next() -> None:
     processes = JobProcesses(root=2**22 + 1)
     if processes.whose(os.getpid())[0] is ProcessOwner.UNKNOWN:
-        pytest.skip("in a pid namespace the kernel's pids are others")
+        pytest.skip("this is a pid namespace, where the kernel names other pids: run it on the host")
     processes.set_ranks([RankInfo(2, 2, 2**22 + 2, 0)])
     process_stat = process_tree.ProcessStat(2**22 + 3, 2**22 + 2, 1, "S", 1)
 
@@ -446,7 +446,7 @@ def _device() -> Device:
     try:
         return Device()
     except OSError as error:
-        pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
+        pytest.skip(f"{kmsg_reader.KMSG} cannot be opened, run as root: {error.strerror}")
 
 
 def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_found(known: Signatures) -> None:
@@ -454,7 +454,7 @@ def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_fou
     try:
         writer = os.open(kmsg_reader.KMSG, os.O_WRONLY)
     except OSError as error:
-        pytest.skip(f"{kmsg_reader.KMSG}: {error.strerror}")
+        pytest.skip(f"{kmsg_reader.KMSG} cannot be opened, run as root: {error.strerror}")
     processes = JobProcesses(os.getpid())
     watch = KernelWatch(known, processes, Clock.start())
     watch.start()
@@ -467,9 +467,9 @@ def test_a_users_record_in_the_real_device_is_ignored_and_the_kernels_own_is_fou
     facts = watch.finish(60)
     assert not [fact for fact in facts if "NVRM" in fact.text]
     if not Path("/proc/sys/debug/exception-trace").exists() or Path("/proc/sys/debug/exception-trace").read_text().strip() == "0":
-        pytest.skip("this kernel tells nothing of segmentation faults")
+        pytest.skip("the kernel does not log segmentation faults: sysctl debug.exception-trace=1")
     mine = [fact for fact in facts if f"[{victim.pid}]" in fact.text]
     if not mine:
-        pytest.skip("the kernel did not tell of this fault (its rate is limited)")
+        pytest.skip("the kernel did not log this fault, because it limits their rate: run it again")
     assert [(fact.name, fact.rank) for fact in mine] == [("segfault.kernel", 3)]
     assert abs(mine[0].t - time.time()) < 30

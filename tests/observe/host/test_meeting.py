@@ -64,7 +64,7 @@ def test_a_blank_in_the_name_is_seen() -> None:
 def test_a_port_that_takes_connections_and_closes_them_is_no_store() -> None:
     with closer() as port:
         (text,) = texts(claimed(), configured=("127.0.0.1", port))
-    assert text.startswith(f"something answers at 127.0.0.1:{port}, where the ranks are to meet, but it is no store")
+    assert text.startswith(f"something answers at 127.0.0.1:{port}, where the ranks are to meet, but it is not a store")
 
 
 def test_an_ipv4_address_is_shown_as_one_whatever_the_socket_was() -> None:

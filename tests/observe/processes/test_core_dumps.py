@@ -103,10 +103,10 @@ def test_a_real_core_is_found_by_the_words_of_this_kernel(tmp_path: Path) -> Non
         _, status, _ = os.wait4(process.pid, 0)
         process.returncode = -6
     if not os.WCOREDUMP(status):
-        pytest.skip("no core is dumped here: a hard limit, or nowhere to write it")
+        pytest.skip("no core is dumped here: raise the hard limit (`ulimit -Hc`), and check kernel.core_pattern")
     (fact,) = core_dumps.evidence([death(clock, pid=process.pid)], tmp_path, clock)
     left = [path for path in tmp_path.iterdir() if path.is_file()]
     pattern = Path("/proc/sys/kernel/core_pattern").read_text()
     if pattern.startswith(("|", "/")):
-        pytest.skip("cores go elsewhere here")
+        pytest.skip("cores go to another place here: set kernel.core_pattern to a relative file name")
     assert [str(path) for path in left] == [dict(fact.fields)["path"]]

@@ -55,7 +55,7 @@ def test_first_in_time_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"start_ticks": 999}, "was no rank"),
+        ({"start_ticks": 999}, "was not a rank"),
         ({"pid": 78}, "name does not match its content"),
         ({"local_rank": 1}, "name does not match its content"),
         ({"v": 2}, "another version"),

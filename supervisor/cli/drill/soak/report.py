@@ -58,7 +58,7 @@ class FaultResult(Struct):
 class SoakReport(Struct):
     """The results of a soak. Times are seconds. left_out: the reason, by kind. besides: decisions that belong to no fault.
 
-    ended: why it ended early; has_failed: the job failed without a fault. memory: how memory ran out, where that was no real lack of it.
+    ended: why it ended early; has_failed: the job failed without a fault. memory: how memory ran out, where that was not a real lack of it.
     """
 
     seed: int

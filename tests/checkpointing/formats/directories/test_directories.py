@@ -204,7 +204,7 @@ def test_accelerates_state_under_fsdp(tmp_path: Path) -> None:
 
 
 def test_accelerates_own_library_writes_what_is_whole(tmp_path: Path) -> None:
-    accelerate = pytest.importorskip("accelerate")
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed: pip install -e .[dev]")
     accelerator = accelerate.Accelerator(cpu=True)
     model = torch.nn.Linear(30, 30)
     prepared = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
@@ -276,7 +276,7 @@ Trainer(model=model, args=arguments, train_dataset=Data()).train()
 @pytest.mark.slow
 @pytest.mark.process
 def test_a_checkpoint_written_by_transformers_is_whole(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", _TRAINING, str(tmp_path)], check=True, env=environment, capture_output=True)  # noqa: S603 -- our own job
     verifications = [verify(candidate.path) for candidate in find([str(tmp_path)], "/").candidates]

@@ -61,7 +61,7 @@ def test_the_empty_group_of_a_killed_drill_goes_and_one_in_use_stays(tmp_path: P
 def test_the_kernel_ends_a_process_of_the_group_and_no_other() -> None:
     group = memory_group.make()
     if group is None:
-        pytest.skip("no control group can be made here")
+        pytest.skip("needs a writable control group of memory: run as root (in a container: --privileged)")
     try:
         command = [sys.executable, "-c", TAKES, str(group.group.directory)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as taker:  # noqa: S603  our own interpreter

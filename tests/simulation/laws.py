@@ -217,6 +217,17 @@ def recurring(record: Record, past: Past, books: Watch) -> str:
     return f"failure number {len(alike) + 1} of a kind is answered by a restart" if len(alike) + 1 >= policy.recurring_stop else ""
 
 
+def _reads(record: Record) -> bool:
+    """Whether an import or a read of data failed."""
+    return CAUSE_TABLE[record.verdict.cause].of_reads or "FileNotFoundError" in record.verdict.summary
+
+
+def _at_the_end(record: Record, past: Past) -> bool:
+    """Whether an attempt failed so after its steps: nothing may be left to train, and the end of the script reads the same again."""
+    here = record.verdict.fingerprint.rpartition(":")[0]
+    return any(r.verdict.fingerprint.rpartition(":")[0] == here and not r.early for r in past)
+
+
 def own_code(record: Record, past: Past, books: Watch) -> str:
     """A program that fails before its first step, and did not train before: what it reads may be missing for a while.
 
@@ -224,11 +235,15 @@ def own_code(record: Record, past: Past, books: Watch) -> str:
     """
     if (books.trained and record.plan.strategy == "start_again") or record.plan.strategy == OWN_CHANGE:
         return ""
+    if record.plan.strategy == "own_code_before_first_step" and books.trained and _reads(record) and not _at_the_end(record, past):
+        return "a program that trained is ended, and what it cannot read may come back"
     plainly = record.early and record.strike and record.strike.phase in BEFORE_FIRST_STEP and _seen(record, books)
     alike = [r for r in past if r.early and r.verdict.fingerprint == record.verdict.fingerprint and not (r.is_over or r.changed)]
     lasts = record.verdict.confidence >= 0.8 and not record.verdict.transient
     if record.plan.strategy == "own_code_before_first_step" and not (lasts or alike):
         return "one failure before the first step ends the run, and is not sure or may pass"
+    if record.plan.strategy == "same_place" and plainly and alike and not books.trained:
+        return "a start that fails twice alike does not end with the rank's own code"
     waits = record.plan.strategy == "wait_for_name"
     return "" if record.stops or not plainly or waits or not (lasts or alike) else "a restart before the first step"
 

@@ -33,8 +33,8 @@ _SHARED = tuple(cause for cause in CAUSES if cause not in LATER)
 _OF_SHARED = 20
 JOBS = _OF_SHARED + len(LATER)
 #: Steps that answer what no job of the simulator does: it fails of nothing that a plan changed but its ranks, races for no path, fills no
-#: disk by what it left, and has no caches, servers, links or locks, and no other training's checkpoints. The stories (tests/scenarios) play
-#: each of them.
+#: disk by what it left, and has no caches, servers, names, links or locks, and no other training's checkpoints. The stories
+#: (tests/scenarios) play each of them.
 _OF_STORIES = (
     "own_change",
     "raced",
@@ -45,6 +45,7 @@ _OF_STORIES = (
     "foreign_checkpoint",
     "clear_way",
     "mend_pointer",
+    "wait_for_name",
 )
 IN_SOME_JOB = {(Cause.CHECKPOINT_CORRUPT, "raced"), (Cause.CHECKPOINT_MISMATCH, "own_change")}
 OF_STORIES = {(cause, ladder_step) for cause in Cause for ladder_step in _OF_STORIES} - IN_SOME_JOB

@@ -232,6 +232,6 @@ def fails(play: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("plant", PLANTS, ids=NAMES)
 def test_a_scenario_ends_otherwise(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    stories = (fails(partial(driver.told, name, cause)) for name, cause in driver.PLAYED)
+    stories = (fails(partial(driver.play_story, name, cause)) for name, cause in driver.PLAYED)
     histories = (fails(partial(test_scenarios.test_scenario, name)) for name in test_scenarios.SCENARIOS)
     assert any(stories) or any(histories)

@@ -54,9 +54,9 @@ def seen(ranks: Ranks, how: str, place: Path) -> Hang:
         if compare(before, first).moved:
             return None  # it was still importing
         finding = diagnosis.hang(before, first, still_s=90, limit_s=60, calibrated=True)
-        # on a busy machine the wake-ups of one second may cost as much as work does, and the next second shows them as they are
+        # on a busy machine the wake-ups of one second may cost as much as work does, or a rank answers too late: the next second shows it
         is_shown = how not in WAITS or (finding.kind is HangKind.LATE and re.search(WAITS[how], finding.text))
-        return finding if is_shown else None
+        return finding if is_shown and "did not answer" not in finding.text else None
 
     return wait_for(hang, "two looks that show the wait", 30.0)
 

@@ -227,7 +227,7 @@ def test_returnn_1829_a_write_that_failed_is_the_storages_and_is_waited_for(exce
 @pytest.mark.parametrize("by", ["raise", "kill"])
 def test_qwen_vl_135_memory_that_runs_out_in_the_save_is_the_saves(supervise: Run, by: str) -> None:
     command = alone("qwen_vl_135.py", "--steps", "40", "--by", by)
-    run = supervise(*command, options=(*DECLARED, "--knob", "num_workers=--workers"), **OFTEN)
+    run = supervise(*command, options=(*DECLARED, "--knob", "num_workers:0=--workers"), **OFTEN)
     assert run.exit_code(200) != 0
     text = card(run)
     assert "phase checkpoint" in text

@@ -488,8 +488,8 @@ def test_an_attempt_that_ignores_its_checkpoint_is_called_what_it_is_everywhere(
     run = supervise(sys.executable, str(script), options=["--checkpoints", "ckpt/*.pt", *webhook(receiver.url)])
     assert run.exit_code() == 0
     alerts = [json.loads(body) for _, body in receiver.got]
-    no_copy = {alert["event"] for alert in alerts if "may be overwritten" in alert["summary"]}  # where it saves before it is seen to ignore
-    assert {(alert["event"], alert["severity"], alert["action"]) for alert in alerts if alert["event"] not in no_copy} == {
+    # on a busy machine the script saves before it is known to ignore its checkpoint, and that is an alert, too
+    assert {(alert["event"], alert["severity"], alert["action"]) for alert in alerts if alert["event"] != "no_copy"} == {
         ("opened", "warning", "restart"),
         ("started_from_scratch", "critical", "started_from_scratch"),
         ("resolved", "warning", "started_from_scratch"),

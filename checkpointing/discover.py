@@ -214,6 +214,12 @@ def find_in(path: str) -> Listing:
     return Listing(_each_once([(candidate.path, candidate) for candidate in candidates]), tuple(problems))
 
 
+def allocated_bytes(candidate: Candidate) -> int:
+    """Return how many bytes a checkpoint takes on its disk: the size of a torn one may be what it was to become. Raises OSError."""
+    size = candidate.identity.size
+    return size if candidate.is_directory else min(size, os.stat(candidate.path).st_blocks * 512)  # noqa: PTH116 -- as above
+
+
 def checkpoints_in(path: str) -> list[str]:
     """Return the paths of the checkpoints at `path`, those in it or itself, with what saves that did not end left there."""
     paths: list[str] = []

@@ -49,6 +49,11 @@ class Age(NamedTuple):
         return Lineage(-self.began, self.run, -self.attempt)
 
     @property
+    def position(self) -> tuple[bool, int, int, str, int, int, int]:
+        """The part of the key that the files of one save have in common."""
+        return self[:7]
+
+    @property
     def step(self) -> int | None:
         """The step of the whole run."""
         return -self.major if self.kind == _STEP else None

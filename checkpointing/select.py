@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from checkpointing.manifest.documents import Manifest
 
 MOST_OLDER: Final = 20
+_MAYBE_WHOLE: Final = (Verdict.UNVERIFIABLE, Verdict.UNKNOWN)
 REJECTED: Final = "rejected: attempts that loaded it failed, so it is not handed out any more in this run"
 
 Why = tuple[tuple[str, str], ...]  # (path, reason) each
@@ -71,6 +72,8 @@ class Selection:
     dangerous: Why = ()
     #: The members of `unknown` from which no byte came: they may be whole.
     silent: Why = ()
+    #: Those of `unverifiable` and `unknown` that are newer than the chosen one, or of unknown age; none where nothing was chosen.
+    passed_over: Why = ()
 
 
 def newest(listing: Listing, options: SelectionOptions | None = None) -> Selection:
@@ -120,6 +123,7 @@ def _selection(listing: Listing, queue: list[_Row], tally: _Tally, reader: Candi
         (*tally.notes, *(() if chosen is None or key is None else _lower_and_later(chosen, key, queue))),
         tuple(tally.dangerous),
         tuple(reader.silent.items()),
+        () if key is None else (*(why for age, why in tally.maybe_whole if age.position < key.position), *listing.problems),
     )
 
 
@@ -141,7 +145,7 @@ def _gather(listing: Listing, reader: CandidateReader, tally: _Tally) -> list[_R
             continue
         glanced = reader.glance(candidate)
         if glanced is not None and glanced.verdict is not Verdict.VERIFIED and not reader.may_prove(candidate, glanced):
-            tally.refuse(glanced, is_declared=candidate.is_declared)
+            tally.refuse(glanced, options.order.of_candidate(candidate, glanced), is_declared=candidate.is_declared)
         else:
             queue.append((options.order.of_candidate(candidate, glanced), candidate, None))
     for spare in options.spares:
@@ -201,7 +205,7 @@ def _take(queue: list[_Row], reader: CandidateReader, tally: _Tally) -> _Taken:
                 continue
             if verification.verdict is Verdict.VERIFIED:
                 return true_key, verification, None
-        tally.refuse(verification, is_declared=isinstance(candidate, Candidate) and candidate.is_declared)
+        tally.refuse(verification, key, is_declared=isinstance(candidate, Candidate) and candidate.is_declared)
     return None, None, None
 
 
@@ -251,10 +255,13 @@ class _Tally:
         self.not_finite: list[tuple[str, str]] = []
         self.foreign: list[tuple[str, str]] = []
         self.notes: list[str] = []
+        self.maybe_whole: list[tuple[Age, tuple[str, str]]] = []
 
-    def refuse(self, verification: Verification, *, is_declared: bool) -> None:
+    def refuse(self, verification: Verification, age: Age, *, is_declared: bool) -> None:
         """Count one. A file declared to be a checkpoint is treated as one, though no format claims it."""
         why = (verification.path, verification.reason)
+        if verification.verdict in _MAYBE_WHOLE or (verification.verdict is Verdict.FOREIGN and is_declared):
+            self.maybe_whole.append((age, why))
         if verification.verdict in REJECTED_FOR:
             self.to_reject.append(((verification.path, verification.identity, verification.reason), REJECTED_FOR[verification.verdict]))
             (self.dangerous if verification.verdict is Verdict.DANGEROUS else self.torn).append(why)

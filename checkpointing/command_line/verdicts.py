@@ -99,7 +99,12 @@ def _passed_over(
     torn = (*rejected, *selection.not_finite, *selection.torn)
     refused = (*torn, *selection.dangerous, *selection.rejected, *selection.unverifiable, *selection.unknown)
     identities = {candidate.path: candidate.identity for candidate in listing.candidates}
-    return [_known(cache, path, identities.get(path), why, reading) for path, why in refused]
+    unread = {path for path, _ in listing.problems}
+    return [_unread(path, why) if path in unread else _known(cache, path, identities.get(path), why, reading) for path, why in refused]
+
+
+def _unread(path: str, why: str) -> Verification:
+    return Verification(path, Identity(0, 0, 0, 0), Verdict.UNKNOWN, why, reasons=(why,))
 
 
 def _known(cache: Cache, path: str, identity: Identity | None, why: str, reading: ReadOptions) -> Verification:

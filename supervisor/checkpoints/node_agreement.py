@@ -218,6 +218,7 @@ def _chosen(  # noqa: PLR0913, PLR0917  as agree, with the rows of all nodes
         not_finite=tuple((path, "its weights hold NaN; an older one is taken instead") for path in whole),
         dangerous=rows.selection.dangerous,
         silent=tuple(silent),
+        passed_over=(*(row for row in refused if row[0] not in {path for path, _ in rows.selection.torn}), *rows.selection.unknown),
     )
 
 

@@ -47,6 +47,11 @@ _FORMS: dict[str, tuple[_Form, ...]] = {
         (f"places without keys in them ({KEYS_HINT})", lambda text: not has_keys(text)),
         (URL_FORM, is_mirror_url),
     ),
+    "checkpoints.paths": (  # one that matches nothing would be found out after the first crash
+        ("paths of this machine (--mirror takes s3://BUCKET/PREFIX)", lambda text: not re.match(r"[a-z][a-z0-9+.-]*://", text)),
+        ("paths without variables: only a shell fills in $NAME", lambda text: not re.search(r"\$[A-Za-z_{]", text)),
+        ("one pattern for each of {a,b}: only a shell splits these", lambda text: not re.search(r"\{[^{}/]*,[^{}/]*\}", text)),
+    ),
     # which scheme is the sink's own matter (supervisor/alerts/sinks)
     "alerts.sink.url": (("an address such as https://HOST/PATH", lambda text: bool(re.match(r"[a-z][a-z0-9+.-]*://\S", text))),),
     "alerts.heartbeat_url": (_HTTP,),

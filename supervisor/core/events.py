@@ -240,6 +240,7 @@ class CheckpointSelected(AttemptEvent, frozen=True):
     is_foreign: bool = False  # another training saved `chosen`: it is not progress of this run
     has_saved: bool = True  # ranks of this run were seen to save, or nobody could see it
     without_tracker: WithoutTracker | None = None  # of the newest whole one, if the script finds its checkpoint by itself
+    passed_over: tuple[tuple[str, str], ...] = ()  # those of the refused that are newer than `chosen`, or of unknown age
 
 
 class SelectionMoved(AttemptEvent, frozen=True):

@@ -7,21 +7,19 @@ train with that program (supervisor/instrument). A script that cannot be read is
 from __future__ import annotations
 
 import functools
-import shutil
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from supervisor.core.model import RESUME
 from supervisor.core.values import Struct
-from supervisor.errors import TORCH_BUILDS, ExitCode, SuperviseError
 from supervisor.knobs import torchrun
 from supervisor.knobs.bindings import NAMES
 from supervisor.knobs.python_command import LAUNCHERS, is_interpreter, split_python
 from supervisor.knobs.script_analysis import ScriptText, read_script
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 TABLE = Path(__file__).with_name("programs.toml")
 
@@ -134,16 +132,6 @@ def _knob(row: dict[str, Any]) -> KnobRow:
 
 def _tuples(row: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: tuple(row[key]) for key in keys if key in row}
-
-
-def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise SuperviseError if the command's first word cannot be run."""
-    if shutil.which(command[0], path=environ.get("PATH")) is None:
-        message = f"no such command: {command[0]}: it is not on PATH, or not executable"
-        hint = "Check its spelling, or give its whole path after `--`."
-        if command[0] == "torchrun":
-            hint = f"It comes with torch: activate the job's environment, or install torch there ({TORCH_BUILDS})."
-        raise SuperviseError(message, hint=hint, exit_code=ExitCode.USAGE)
 
 
 def locate(command: Sequence[str], path: str | None = None) -> Script:

@@ -356,6 +356,7 @@ def _checkpoint(incident: RecordedIncident, last: RecordedFailure) -> list[Fact]
         ("rejected", [row for row in selected.torn if row[0] not in done]),
         ("not used", selected.dangerous),
         ("not taken", selected.not_finite),
+        ("passed over", selected.passed_over),
     ):
         facts += [Fact(label, wording.first_of(rows))] if rows else []
     return facts

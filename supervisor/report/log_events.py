@@ -202,7 +202,7 @@ class LogEvent(StrEnum):
         (
             "attempt chosen n_found torn dangerous refused older repaired agreement overrides rejected node_offers this_node_leaves "
             "peer_leaves not_finite notes unused torn_in_use kept_copies programs resume_differs cannot_work remedy unfit "
-            "not_excluded batch ever_loaded silent is_foreign has_saved without_tracker advised_move"
+            "not_excluded batch ever_loaded silent is_foreign has_saved without_tracker advised_move passed_over"
         ),
         (
             "the checkpoint for the next attempt is selected, out of how many; `older`: the next older ones; `repaired`: the files moved "
@@ -211,7 +211,7 @@ class LogEvent(StrEnum):
             "`programs`: what ranks of any node were seen to run; `ever_loaded`: whether any were seen to load; "
             "`silent`: from which no byte came; `is_foreign`: another training saved the chosen one; `has_saved`: whether ranks were seen "
             "to save; `without_tracker`: the newest whole one that its framework does not find, and the file that is missing; "
-            "`advised_move`: the command that moves `torn_in_use` away; "
+            "`advised_move`: the command that moves `torn_in_use` away; `passed_over`: newer ones that may be whole; "
             "`cannot_work`: what differs between the nodes so that no attempt can "
             "work; `remedy`: what helps if they found nothing in common; `unfit`: the nodes that failed the node check, `not_excluded`: "
             "those of them whose ledger could not be written; "

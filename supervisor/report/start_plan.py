@@ -19,7 +19,7 @@ from supervisor.core.causes import CAUSE_TABLE
 from supervisor.core.model import RESUME, Cause, CheckpointRef, Claim, Evidence, FailureVerdict, Gpu, Knob, PlanKind
 from supervisor.core.values import Struct, replace
 from supervisor.errors import ExitCode, SuperviseError, nearest
-from supervisor.knobs import bindings, job_knobs, programs, python_command, torchrun
+from supervisor.knobs import bindings, command_file, job_knobs, programs, python_command, torchrun
 from supervisor.knobs.bindings import option
 from supervisor.launch import launchers
 from supervisor.observe import script_reasons
@@ -64,7 +64,7 @@ class _Step(Struct, frozen=True):
 
 def document(settings: Settings, command: Sequence[str], cause: str | None) -> dict[str, Any]:
     """Return the plan of `command` as data; with `cause` also the answers to that cause. Raises SuperviseError."""
-    programs.require_command(command, os.environ)
+    command_file.require_command(command, os.environ)
     knob_set = job_knobs.find(settings, command, os.environ, Path(settings.cwd))
     launcher = torchrun.launcher(_torchrun(command, os.environ))
     policy = to_policy(

@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from checkpointing.discover import allocated_bytes
 from checkpointing.model import CheckpointingError
 from supervisor.checkpoints.job import JobCheckpoints
 from supervisor.config import loss_rules, signatures
@@ -229,10 +230,14 @@ class JobFactory:
         return tuple(freed for entry in well for freed in self.ledger.clear(entry.uuid, time.time(), "health"))
 
     def health_paths(self) -> tuple[tuple[str, ...], int]:
-        """Return the directories to which checkpoints are written, and the size of the largest one there. Reads directories."""
+        """Return the directories to which checkpoints are written, and how large the newest is that is there. Reads directories.
+
+        A larger one may be the model from which the training began.
+        """
         paths = directories(self._job.settings.checkpoints.paths, str(self._job.cwd))
         with contextlib.suppress(CheckpointingError, OSError):
-            return paths, max((candidate.identity.size for candidate in self.checkpoints.listing().candidates), default=0)
+            newest = self.checkpoints.records.order.order().newest_candidates(self.checkpoints.listing().candidates)
+            return paths, allocated_bytes(newest[0]) if newest else 0
         return paths, 0
 
     @property

@@ -19,7 +19,7 @@ from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
 from supervisor.job.job import Job
 from supervisor.job.local_time import minute_text
-from supervisor.knobs import job_knobs, programs, torchrun
+from supervisor.knobs import command_file, job_knobs, torchrun
 from supervisor.launch import early_agent, launchers, slurm
 from supervisor.launch.guardian_client import ignored_signals
 from supervisor.run import lock
@@ -48,7 +48,7 @@ def run(settings: Settings, command: Sequence[str], terminal: TerminalWriter, *,
     """
     ignored = ignored_signals()
     environ, cwd = dict(os.environ), identity.working_directory()
-    programs.require_command(command, environ)
+    command_file.require_command(command, environ)
     if not settings.job.name:  # else the user may have named the job of each task
         slurm.require_one_task(command, environ)
     if "MASTER_ADDR" in environ:

@@ -317,3 +317,21 @@ def test_a_file_of_no_known_format_counts_where_a_declared_pattern_gives_its_suf
     assert counts(f"*{os.path.splitext(name)[1]}", declared=True) == (1, 1)  # noqa: PTH122  text
     assert counts("*", declared=True) == (0, 0)  # other files may lie there
     assert counts(f"*{os.path.splitext(name)[1]}", declared=False) == (0, 0)  # noqa: PTH122  as above
+
+
+@pytest.mark.usefixtures("without_crc")
+def test_newer_candidates_that_may_be_whole_are_named_and_older_and_torn_ones_are_not(tmp_path: Path) -> None:
+    save(tmp_path / "step_9.pt", 9)
+    save(tmp_path / "step_2.pt", 2)
+    save(tmp_path / "beside_step_3.pt", 3)
+    torch.serialization.set_crc32_options(True)
+    save(tmp_path / "step_3.pt", 3)
+    os.utime(tmp_path / "beside_step_3.pt", (1, 1))
+    tear(save(tmp_path / "step_7.pt", 7))
+    os.symlink("step_8.pt", tmp_path / "step_8.pt")  # noqa: PTH211  a link to itself
+    selection = choose(tmp_path)
+    assert chosen_name(selection) == "step_3.pt"
+    assert [path.rpartition("/")[2] for path, _ in selection.passed_over] == ["step_9.pt", "step_8.pt"]
+    for name in ("step_3.pt", "step_8.pt"):
+        (tmp_path / name).unlink()
+    assert choose(tmp_path).passed_over == ()

@@ -400,3 +400,23 @@ def test_ladder_steps_for_networks_are_named_with_or_without_commas_and_an_unkno
     assert "p2p_disable" in refused.value.hint
     with pytest.raises(SuperviseError, match="longer_timeout needs the instrumentation"):
         to_policy(load({"network.allow": ("longer_timeout",), "instrument.enabled": False}), Launcher.ELASTIC)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("s3://bucket/ckpt/*.pt", "--mirror takes s3://BUCKET/PREFIX"),
+        ("file:///data/ckpt/*.pt", "expected paths of this machine"),
+        ("$SCRATCH/ckpt/*.pt", "only a shell fills in $NAME"),
+        ("ckpt/${RUN}/*.pt", "only a shell fills in $NAME"),
+        ("ckpt/{best,last}.pt", "one pattern for each of {a,b}"),
+    ],
+)
+def test_a_pattern_that_could_match_nothing_is_refused_before_a_crash_shows_it(
+    load: Callable[..., Settings], pattern: str, expected: str
+) -> None:
+    with pytest.raises(SuperviseError, match=r"^wrong value: checkpoints\.paths") as caught:
+        load({"checkpoints.paths": ("ckpt/*.pt", pattern)})
+    assert expected in caught.value.message
+    for literal in ("ckpt/[$]RUN/*.pt", "cost$/*.pt", "~/a:b/{step}/*.pt", "C:/x/*.pt"):
+        assert load({"checkpoints.paths": (literal,)}).checkpoints.paths == (literal,)

@@ -7,6 +7,7 @@ from a whole checkpoint, and every file that is not its own is where and what it
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -323,3 +324,32 @@ def test_a_job_of_a_chain_resumes_from_what_the_job_before_it_saved(
         assert (run.exit_code(), run.stdout) == (0, f"resumed at {number}\n"), run.stderr
     names = ["chain"] if is_enum else ["slurm-100", "slurm-101", "slurm-102"]
     assert sorted(path.name for path in run.state.iterdir()) == names
+
+
+def test_newer_checkpoints_that_cannot_be_read_are_named_where_an_older_one_is_taken(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
+    assert supervise(*ALONE, "--steps=10", options=RESUMING).exit_code() == 0
+    unread = tmp_path / "ckpt" / "step-000020.pt"
+    unread.symlink_to(unread.name)
+    run = supervise(*ALONE, "--steps=10", options=RESUMING)
+    assert run.exit_code() == 0
+    why = f"{unread}: it could not be read: Too many levels of symbolic links"
+    assert f"supervise: warning: checkpoint passed over: {why}" in run.stderr
+    (tmp_path / "ckpt" / "step-000010.pt").unlink()
+    run = supervise(*ALONE, "--steps=10", options=RESUMING)
+    assert run.exit_code() == 65
+    assert "passed over" not in run.stderr, "none is taken: the card lists them"
+    assert f"supervise checkpoints verify {unread}" in " ".join(run.stderr.split())
+
+
+@pytest.mark.parametrize("name", ["base.pt", "step-000020.pt"])
+def test_a_start_is_not_refused_for_the_room_that_another_or_a_torn_checkpoint_would_take(
+    supervise: Callable[..., Supervised], tmp_path: Path, name: str
+) -> None:
+    assert supervise(*ALONE, "--steps=10", options=RESUMING).exit_code() == 0
+    large = tmp_path / "ckpt" / name
+    large.write_bytes(b"PK\3\4 torn, and preallocated")
+    os.truncate(large, 15 << 40)  # sparse: more than the disk has
+    run = supervise(*ALONE, "--steps=20", options=RESUMING)
+    assert run.exit_code() == 0, run.stderr

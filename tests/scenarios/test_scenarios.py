@@ -90,6 +90,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "rejected": tuple,
     "torn": lambda rows: tuple((path, why) for path, why in rows),
     "refused": lambda rows: tuple((path, why) for path, why in rows),
+    "passed_over": lambda rows: tuple((path, why) for path, why in rows),
     "silent": lambda rows: tuple((path, why) for path, why in rows),
     "without_tracker": lambda fields: WithoutTracker(**fields),
     "unused": lambda rows: tuple(UnusedCheckpoints(**row) for row in rows),

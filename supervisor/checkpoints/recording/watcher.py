@@ -76,6 +76,7 @@ def to_event(selection: Selection, t: float, attempt: int) -> CheckpointSelected
         older,
         not_finite=selection.not_finite,
         dangerous=selection.dangerous,
+        passed_over=selection.passed_over,
     )
 
 

@@ -92,7 +92,7 @@ def node_doctor(settings: Settings, *, lasting: bool = False, show: Callable[[st
         environ=dict(os.environ),
         hosts=meeting.hosts,
         ports=meeting.ports,
-        need_bytes=_largest(patterns, str(here)),
+        need_bytes=_newest_bytes(patterns, str(here)),
         options={"names": {"several_nodes": rendezvous_ports.is_of_several_nodes(command, environ)}},
     )
     return Doctor(ask, limits=thresholds(settings), lasting=lasting, awaited=lambda names: show(_waiting(names)))
@@ -102,22 +102,23 @@ def _waiting(names: Sequence[str]) -> str:
     return f"waiting for {', '.join(names)}" if names else ""
 
 
-def _largest(patterns: Sequence[str], cwd: str) -> int:
-    """Return the size of the largest checkpoint; 0 without one, or if the disk does not answer in time."""
+def _newest_bytes(patterns: Sequence[str], cwd: str) -> int:
+    """Return the size of the newest checkpoint; 0 without one, or if the disk does not answer in time."""
     from checkpointing.discover import find  # noqa: PLC0415  for this command only
     from checkpointing.model import CheckpointingError  # noqa: PLC0415
+    from checkpointing.ordering import Order  # noqa: PLC0415
 
     sizes: list[int] = []
 
     def look() -> None:
         with contextlib.suppress(CheckpointingError, OSError):
-            sizes.extend(candidate.identity.size for candidate in find(patterns, cwd).candidates)
+            sizes.extend(candidate.identity.size for candidate in Order().newest_candidates(find(patterns, cwd).candidates))
 
     if patterns:  # in a thread: a server that is gone never answers, and doctor is to report exactly that
         looking = threading.Thread(target=look, name="checkpoints", daemon=True)
         looking.start()
         looking.join(_LISTED_S)
-    return max(sizes, default=0)
+    return sizes[0] if sizes else 0
 
 
 def _refuse_both(instead: dict[str, bool], of_this_node: dict[str, bool]) -> None:

@@ -15,7 +15,7 @@ from supervisor.config.alert_settings import Alerts
 from supervisor.core.values import Struct
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from supervisor.knobs import programs, torchrun
+from supervisor.knobs import command_file, torchrun
 from supervisor.observe.ranks.path_patterns import is_within
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class ScratchPlace(Struct, frozen=True):
 def refuse(settings: Settings, command: Sequence[str], place: ScratchPlace, drill: str) -> None:
     """Raise SuperviseError (64) if the job could write outside of a scratch directory, or needs other nodes. drill: its name."""
     cwd_path = identity.working_directory()
-    programs.require_command(command, os.environ)
+    command_file.require_command(command, os.environ)
     require_steps(settings)
     nodes = torchrun.most_nodes(torchrun.recognise(command, path=os.environ.get("PATH")), os.environ)
     if nodes > 1:

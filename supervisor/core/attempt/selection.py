@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from supervisor.core.actions import PrintMessage, SetTimer
 from supervisor.core.attempt import finish, known_checkpoints, programs, start
@@ -14,6 +14,8 @@ from supervisor.core.state import Stage
 from supervisor.core.values import replace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from supervisor.core.actions import Action
     from supervisor.core.events import CheckpointSelected, SelectionMoved
     from supervisor.core.model import CheckpointRef
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 TRUST_HINT = "if you wrote them, --set checkpoints.trusted=true accepts calls of your own; else move them away, and start again"
 PUT_BACK_HINT = "put the kept copy back"
+_MOST_NAMED: Final = 3
 _NUMBER = re.compile(r"\d+")
 
 
@@ -44,14 +47,13 @@ def on_checkpoint_selected(state: JobState, event: CheckpointSelected) -> Step:
 def _begin(state: JobState, event: CheckpointSelected) -> Step:
     refused = sum(map(len, (event.torn, event.dangerous, event.refused, event.not_finite)))
     state = state.with_run(unused=event.unused, without_tracker=event.without_tracker, known_good=max(event.n_found - refused, 0))
-    silent = dict(event.silent)
     chooses_itself = programs.resumes_itself(state) or not state.run.policy.checkpoints_declared
     left = "left where it is" if chooses_itself else "left where it is and not used"
     done = {path for path, _ in event.repaired}
     torn = [(path, why) for path, why in event.torn if path not in done]
     notes: tuple[Action, ...] = tuple(PrintMessage("warning", f"{path}: {change}") for path, change in event.repaired)
     notes += tuple(PrintMessage("warning", f"checkpoint not resumed from: {path}: {why}") for path, why in event.not_finite)
-    notes += tuple(PrintMessage("warning", f"checkpoint passed over: {path}: {why}") for path, why in silent.items())
+    notes += tuple(_passed_over(state, event))
     notes += tuple(PrintMessage("warning", note) for note in event.notes)
     notes += tuple(PrintMessage("warning", f"checkpoint {left}: {path}: {why}") for path, why in torn)
     unsafe = "left to the script" if chooses_itself else "not used"
@@ -77,6 +79,18 @@ def _begin(state: JobState, event: CheckpointSelected) -> Step:
         return stopped, (*notes, *actions)
     state, actions = start.begin_from_scratch(state, event.t, has_saved=event.has_saved)
     return state, (*notes, *actions)
+
+
+def _passed_over(state: JobState, event: CheckpointSelected) -> Iterator[PrintMessage]:
+    """Name the checkpoints that may be whole and were not taken, though they are newer: what was trained up to them is trained again."""
+    gets_from_us = not programs.resumes_itself(state) and (state.run.policy.checkpoints_declared or programs.resume_knob(state) is not None)
+    rows = dict(event.silent) | (dict(event.passed_over) if gets_from_us else {})
+    for path, why in tuple(rows.items())[:_MOST_NAMED]:
+        yield PrintMessage("warning", f"checkpoint passed over: {path}: {why}")
+    if len(rows) > _MOST_NAMED:
+        place = shlex.quote(next(iter(rows)).rpartition("/")[0])
+        more = f"{len(rows) - _MOST_NAMED} more: supervise checkpoints latest {place}"
+        yield PrintMessage("warning", f"checkpoints passed over: {more}")
 
 
 def on_selection_moved(state: JobState, _event: SelectionMoved) -> Step:
@@ -139,7 +153,12 @@ def _none_usable(state: JobState, event: CheckpointSelected) -> tuple[FailureVer
         knob, notes = programs.resume_knob(state), _put_back(event, *(path for path, _ in event.torn))
         knows_copy = bool(notes)
         notes = (*_first_failure(state), *notes)
-        hint = PUT_BACK_HINT if knows_copy else "give the path of a good one as --checkpoints, or move the bad ones away"
+        hint = "give the path of a good one as --checkpoints, or move the bad ones away"
+        if knows_copy:
+            hint = PUT_BACK_HINT
+        elif event.refused and not event.torn:  # they may be whole: away with them would be a start from scratch
+            place = shlex.quote(event.refused[0][0])
+            hint = f"see why none could be read or proven, for they may be whole: supervise checkpoints verify {place}"
         if knob is not None and not knob.seen:
             options = "--set", f"knobs.program={knob.by}"
             hint += f", then start it again with {' '.join(options)}"

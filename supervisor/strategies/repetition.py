@@ -185,9 +185,14 @@ def _ran_longer(situation: Situation, past: Failure) -> bool:
 
 @ladder_step("stop with the program's own exit code: it ended with it within 10 s, twice in a row")
 def own_code_at_once(situation: Situation) -> Plan | None:
-    """Stop with the program's own exit code where it left with it at once, twice in a row: that is an answer, and no accident."""
+    """Stop with the program's own exit code where it left with it at once, twice in a row: that is an answer, and no accident.
+
+    An attempt that saved as a training does came further than the one before, though no step of it is seen.
+    """
     first, past = situation.first, situation.failures[-1] if situation.failures else None
     if past is None or first is None or first.code is None or situation.verdict.transient or situation.fact("file"):
+        return None
+    if situation.saved:
         return None
     equal = past.fingerprint == situation.verdict.fingerprint and _is_stepless(situation) and _is_stepless(past)
     if not equal or past.is_over or past.changed or not (_at_once(situation) and _at_once(past)):

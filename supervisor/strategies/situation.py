@@ -74,6 +74,7 @@ class Situation(Struct, frozen=True):
     resume: CheckpointRef | None = None  # the checkpoint that the attempt got
     loading: bool = False  # the attempt failed within the load of `resume`, or because that is damaged
     loaded: bool = False  # the culprit's last load was of `resume`, and had ended
+    saved: bool = False  # the attempt saved as only a training does
     phase: Phase = Phase.UNKNOWN
     counted: int | None = None  # steps since the attempt began from scratch; None: it is not known to have
     lasted_s: float | None = None  # from the start of the ranks to the failure; None: unknown

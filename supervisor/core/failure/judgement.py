@@ -127,6 +127,7 @@ def judged(state: JobState, t: float, verdict: FailureVerdict) -> JobDecision:
         trained=_trained_before(state, verdict),
         loading=_died_loading(state, verdict, phase),
         loaded=_is_of_given(state, _of_culprit(state, verdict, "loaded")),
+        saved=_has_saved(state),
         ending=left,
     )
     situation = planning.situation(state, t, verdict, place, failed_gpus)

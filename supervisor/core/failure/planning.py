@@ -40,6 +40,7 @@ class Place(Struct, frozen=True):
     trained: bool = False  # an earlier attempt of this run trained with the same program, and this one made no step
     loading: bool = False  # as in Situation
     loaded: bool = False  # likewise
+    saved: bool = False  # likewise
     ending: Ending = Ending()  # how the ranks left
 
 
@@ -73,6 +74,7 @@ def situation(
         resume=state.attempt.resume,
         loading=place.loading,
         loaded=place.loaded,
+        saved=place.saved,
         phase=place.phase,
         counted=place.counted,
         lasted_s=None if state.attempt.started_t is None else (state.attempt.over_t or t) - state.attempt.started_t,

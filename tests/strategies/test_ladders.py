@@ -217,6 +217,15 @@ def test_a_file_missing_again_at_the_last_step_is_no_outage(is_last: bool, is_ou
     assert (propose(given).kind is PlanKind.RESTART) == is_outage, "twice at one line, and nothing to train between: it is no accident"
 
 
+@pytest.mark.parametrize("has_saved", [False, True])
+def test_an_exit_code_at_once_is_the_answer_of_a_program_that_did_not_save(has_saved: bool) -> None:  # noqa: FBT001  parameters
+    unseen = {"step": None, "lasted_s": 3.0}
+    earlier = failure(Cause.UNKNOWN, fingerprint="unknown:print", **unseen)
+    verdict = FailureVerdict(Cause.UNKNOWN, 0.3, "exit code 42", "unknown:print")
+    plan = propose(situation(verdict=verdict, failures=(earlier,), saved=has_saved, **unseen))
+    assert (plan.strategy == "own_code_at_once") == (not has_saved)
+
+
 @pytest.mark.parametrize("is_set", [False, True])
 def test_a_setting_of_the_failed_attempt_is_no_advice(is_set: bool) -> None:  # noqa: FBT001  parameters
     because = (Evidence("error_file", "exception", "OutOfMemoryError", 0, claim=Claim(Cause.CUDA_OOM, 0.97)),)

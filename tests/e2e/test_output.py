@@ -563,7 +563,7 @@ def test_the_end_names_the_options_that_the_run_showed_with_the_scripts_own_flag
     assert run.exit_code() == 0
     *_, options, last = run.stderr.splitlines()
     assert options == "supervise: next time: --checkpoints 'out/checkpoint-*.pt' --resume-args '--resume_from {resume}'"
-    assert last.startswith("supervise: done at step 40, no incident")
+    assert last.startswith("supervise: done at step 40 (counted by supervise), no incident")
 
 
 def test_the_card_is_the_last_thing_after_a_failure(supervise: Run, surroundings: type[Surroundings], tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ def test_an_object_removed_from_the_mirror_is_sent_again_before_the_manifest(pla
         place.client.delete_object(Bucket=place.bucket, Key=f"pre/fix/{data}")
         process.kill()
     held.times = 0
-    with Process(place) as process:
+    with Process(place, orders=process.undone()) as process:
         process.wait_for("uploaded")
     assert place.no_manifest_lies() == 1
 

@@ -76,7 +76,7 @@ def test_two_nodes_meet(launcher: str, supervise: Callable[..., Supervised], tmp
     seen = sorted(line for run in runs for line in run.stdout.splitlines() if line.startswith("met "))
     if launcher == "slurm":
         assert seen == ["met 0 of 2", "met 1 of 2"], "what completes torchrun is not for its ranks: they may run a torchrun, too"
-        meet = 20_000 + 2 * (os.getpid() % 5_000)
+        meet = 20_000 + os.getpid() % 10_000
         message = f"node {{}} of 2: torchrun gets --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=localhost:{meet} "
         assert [run.stderr.count(message.format(node)) for node, run in enumerate(runs)] == [1, 1]
         assert all(run.stderr.count("torchrun gets") == 1 for run in runs)

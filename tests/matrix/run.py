@@ -34,7 +34,7 @@ SUITE: Final = (
     "tests/agent/test_fit.py::test_a_torch_that_does_not_fit_is_named_before_anything_runs",
     "tests/agent/test_dynamic_rounds.py::test_the_round_waits_neither_for_a_lost_node_nor_for_more_than_expected",
     "tests/e2e/test_main_job.py::test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one",
-    "tests/e2e/test_nodes.py::test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume_from[alone]",
+    "tests/e2e/test_nodes.py::test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume_from",
     "tests/e2e/test_recovery.py::test_without_the_declared_knob_the_arguments_stay_and_the_stop_names_it",
     "tests/e2e/test_standby.py::test_the_ranks_of_the_next_attempt_are_the_standbys",
     "tests/pathologies/test_hangs.py::test_stopped_ranks_are_found_and_a_restart_cures_it[one]",
@@ -42,7 +42,7 @@ SUITE: Final = (
     "tests/instrument/test_spawned.py::test_ranks_that_the_command_starts_by_torch_multiprocessing_are_ranks",
     "tests/instrument/test_stores.py",
     "tests/checkpointing/conversion/test_round_trips.py",
-    "tests/checkpointing/training/test_kills.py::test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before[2-save]",
+    "tests/checkpointing/training/test_kills.py::test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before[save-2]",
     (
         "tests/checkpointing/training/test_state.py::"
         "test_the_state_of_each_wrapping_has_the_same_names_and_trains_on_alike_in_another[the next]"

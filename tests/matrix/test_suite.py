@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
 def test_each_test_of_the_suite_is_there(name: str) -> None:
     file, _, function = name.partition("[")[0].partition("::")
     assert f"def {function}" in (run.ROOT / file).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_pytest_collects_the_suite_with_the_ids_that_it_names() -> None:
+    collects = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *run.SUITE]
+    done = subprocess.run(collects, cwd=run.ROOT, capture_output=True, text=True, check=False)  # noqa: S603  our own tests
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_python_that_is_not_here_is_named_and_fails_nothing(

@@ -180,7 +180,7 @@ def test_a_program_under_a_launcher_that_fails_before_its_first_step_is_tried_on
     run = supervise(sys.executable, str(launcher), str(script))
     assert run.exit_code() == 1
     assert run.attempts() == 1
-    assert "rank 0 raised ModuleNotFoundError: No module named 'flash_attn_turbo'" in run.stderr
+    assert "ModuleNotFoundError: No module named 'flash_attn_turbo'" in " ".join(run.stderr.split())
     assert "phase import" in run.stderr
 
 
@@ -229,7 +229,7 @@ def test_accelerate_is_such_a_launcher(supervise: Callable[..., Supervised], tmp
     run = supervise("accelerate", "launch", "--cpu", "--num_processes", "1", str(script))
     assert run.exit_code() == 1
     assert run.attempts() == 1
-    assert "rank 0 raised ModuleNotFoundError" in run.stderr
+    assert "install what provides flash_attn_turbo" in run.stderr
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_the_last_line_says_that_the_last_checkpoint_is_not_in_the_mirror(superv
     assert not list(mirror.rglob("manifest.json")), "it is in the mirror"
     last = run.stderr.splitlines()[-1]
     assert "done" in last
-    assert last.endswith(f"0 of 1 saves are in {mirror}")
+    assert f"0 of 1 saves are in {mirror}; only here: {tmp_path}/ckpt/step-000020.pt" in last
 
 
 @pytest.mark.slow

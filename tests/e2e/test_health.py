@@ -202,7 +202,7 @@ def test_a_list_that_gives_a_rank_a_gpu_which_is_not_there_is_refused_before_any
     assert trained(run) == []
     card = " ".join(run.stderr.split())
     assert "CUDA_VISIBLE_DEVICES=0,1,9 names GPU 9, which this node does not have (it has GPUs 0 to 3)" in card
-    assert "write CUDA_VISIBLE_DEVICES=0,1,2; --set health.enabled=false starts in spite of it" in card
+    assert "write CUDA_VISIBLE_DEVICES=0,1,2 --set health.enabled=false starts in spite of it" in card
     assert "device_ordinal" in run.ask("why").stdout
     run.wait_for_nothing_left()
 

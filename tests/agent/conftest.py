@@ -199,9 +199,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Start an agent whose ranks run job.py; ended, and its ranks with it, when the test is over."""
     agents: list[Agent] = []
 
-    def begin(
-        *torchrun_args: str, script: str = "job.py", options: tuple[str, ...] = (), bent: tuple[str, ...] = (), **env: str
-    ) -> Agent:
+    def begin(*torchrun_args: str, script: str = "job.py", options: tuple[str, ...] = (), bent: tuple[str, ...] = (), **env: str) -> Agent:
         args = list(torchrun_args) or ["--standalone", "--nproc-per-node=2"]
         agents.append(Agent(tmp_path, [*args, str(HERE / script), "{own}"], options=options, bent=bent, **env))
         return agents[-1]

@@ -439,10 +439,10 @@ INTERRUPTED = """
 """
 
 
-#: Comes before INTERRUPTED.
+#: Comes before INTERRUPTED. It may be told while the job prints: print is not to be entered twice.
 RESIZED = """
     import os, signal
-    signal.signal(signal.SIGWINCH, lambda *_: print("resized to", tuple(os.get_terminal_size()), flush=True))
+    signal.signal(signal.SIGWINCH, lambda *_: os.write(1, b"resized to (%d, %d)\\n" % os.get_terminal_size()))
 """
 
 

@@ -32,16 +32,26 @@ HERE = Path(__file__).parent
 AGENT_FILE = HERE.parents[1] / "supervisor" / "agent" / "__main__.py"
 IMPORTS = ("torch", "torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher.api")
 DEADLINE_S = 60.0
+#: Starts the agent with a torch of another form: a name is gone.
+BENT = """
+import importlib, runpy, sys
+module, owner, lost, *sys.argv = sys.argv[1:]
+found = importlib.import_module(module)
+delattr(getattr(found, owner) if owner else found, lost)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class Agent:
     """One agent process. Its messages are in `events`; what its ranks wrote is in `output`, by (attempt, rank, name).
 
     agrees: once its nodes have met it is told to start its ranks, as it was told to go. If it serves torch's rendezvous store, it is told
-    where the coordinator is; nobody listens there.
+    where the coordinator is; nobody listens there. bent: module, owner (or "") and name of what torch does not have.
     """
 
-    def __init__(self, cwd: Path, torchrun_args: list[str], *, options: tuple[str, ...] = (), **env: str) -> None:
+    def __init__(
+        self, cwd: Path, torchrun_args: list[str], *, options: tuple[str, ...] = (), bent: tuple[str, ...] = (), **env: str
+    ) -> None:
         self.agrees = True
         self.events: list[dict[str, Any]] = []
         self._went: dict[int, Go] = {}
@@ -54,6 +64,7 @@ class Agent:
         fds = (their_end.fileno(), their_packets.fileno())
         self.environ = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OMP_", "TORCH", "PET_"))}
         self.stderr = (cwd / f"agent-{time.monotonic_ns()}.err").open("w+b")
+        self._bent = bent
         self.process = self._started((*options, "--", *torchrun_args), fds, cwd, {**self.environ, **env})
         their_end.close()
         their_packets.close()
@@ -66,7 +77,7 @@ class Agent:
         And for torch's dynamic rounds: of two forks of one process, a node that waits does not come into the second round.
         """
         if "PYTHONPATH" not in environ and not {"--entry", "--rdzv-backend=c10d"} & {*args}:
-            argv = [str(AGENT_FILE), "--link-fd", "3", "--output-fd", "4", *args]
+            argv = [*(("-c", BENT, *self._bent) if self._bent else ()), str(AGENT_FILE), "--link-fd", "3", "--output-fd", "4", *args]
             with Path(os.devnull).open("r+b") as nothing:
                 descriptors = (nothing.fileno(), nothing.fileno(), self.stderr.fileno(), *fds)
                 return Fork(forks.PROGRAM, *argv, imports=IMPORTS, environ=environ, cwd=cwd, descriptors=descriptors)
@@ -188,9 +199,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Start an agent whose ranks run job.py; ended, and its ranks with it, when the test is over."""
     agents: list[Agent] = []
 
-    def begin(*torchrun_args: str, script: str = "job.py", options: tuple[str, ...] = (), **env: str) -> Agent:
+    def begin(*torchrun_args: str, script: str = "job.py", options: tuple[str, ...] = (), bent: tuple[str, ...] = (), **env: str) -> Agent:
         args = list(torchrun_args) or ["--standalone", "--nproc-per-node=2"]
-        agents.append(Agent(tmp_path, [*args, str(HERE / script), "{own}"], options=options, **env))
+        agents.append(Agent(tmp_path, [*args, str(HERE / script), "{own}"], options=options, bent=bent, **env))
         return agents[-1]
 
     begin.job = HERE / "job.py"  # type: ignore[attr-defined]  # what a test cannot know of this place

@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.agent.messages import Go
+from tests.agent.conftest import IMPORTS
+from tests.support import preloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.process
 
-# Runs in a process of its own: torch is bent out of shape, row by row, and put back.
+# Runs in a process of its own, a fork of one that has imported torch: torch is bent out of shape, row by row, and put back.
 BEND = """
-import importlib, inspect, json, sys
+import importlib, inspect, json, sys, warnings
+warnings.simplefilter("ignore")
 from supervisor.agent.selfcheck import ROWS, missing
 
 def swap(row, to):
@@ -53,8 +56,8 @@ print(json.dumps([fits, misfits, missing()]))
 """
 
 
-def test_every_row_of_the_self_check_bites_and_the_installed_torch_fits(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", BEND], cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603  our own text
+def test_every_row_of_the_self_check_bites_and_the_installed_torch_fits() -> None:
+    done = preloaded.run("-c", BEND, imports=IMPORTS)
     assert done.returncode == 0, done.stderr
     fits, document, after = json.loads(done.stdout)
     assert fits == after == []
@@ -63,34 +66,8 @@ def test_every_row_of_the_self_check_bites_and_the_installed_torch_fits(tmp_path
     assert len(document) > 40
 
 
-#: As a new torch would come: a name is gone once its module is imported.
-LATER = """
-import importlib.machinery, sys
-NAME, OWNER, LOST = {names}
-class Bend:
-    def find_spec(self, name, path=None, target=None):
-        if name != NAME:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run, execute = spec.loader, spec.loader.exec_module
-        def exec_module(module):
-            execute(module)
-            delattr(getattr(module, OWNER) if OWNER else module, LOST)
-        run.exec_module = exec_module
-        return spec
-sys.meta_path.insert(0, Bend())
-"""
-
-
-def bent(tmp_path: Path, *names: str) -> str:
-    """Return a path on which a torch of another form is found."""
-    (tmp_path / "bent").mkdir()
-    (tmp_path / "bent/sitecustomize.py").write_text(LATER.replace("{names}", repr(names)))
-    return str(tmp_path / "bent")
-
-
 def test_a_torch_that_does_not_fit_is_named_before_anything_runs(start: Callable[..., Any], tmp_path: Path) -> None:
-    agent = start(PYTHONPATH=bent(tmp_path, "torch.distributed.elastic.agent.server.api", "SimpleElasticAgent", "_rendezvous"))
+    agent = start(bent=("torch.distributed.elastic.agent.server.api", "SimpleElasticAgent", "_rendezvous"))
     agent.send(Go(1))
     missing = agent.expect("unfit", 0)["missing"]
     assert missing == ["torch.distributed.elastic.agent.server.api:SimpleElasticAgent._rendezvous: there is no such name"]
@@ -98,8 +75,8 @@ def test_a_torch_that_does_not_fit_is_named_before_anything_runs(start: Callable
     assert not list(tmp_path.glob("facts-*"))
 
 
-def test_a_name_without_which_little_is_lost_is_reported_and_the_job_runs(start: Callable[..., Any], tmp_path: Path) -> None:
-    agent = start("--standalone", PYTHONPATH=bent(tmp_path, "torch.utils.data.dataloader", "", "_BaseDataLoaderIter"))
+def test_a_name_without_which_little_is_lost_is_reported_and_the_job_runs(start: Callable[..., Any]) -> None:
+    agent = start("--standalone", bent=("torch.utils.data.dataloader", "", "_BaseDataLoaderIter"))
     agent.send(Go(1))
     agent.expect("stopped", 1, outcome="succeeded")
     assert agent.wait_exit() == 0

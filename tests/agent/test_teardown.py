@@ -167,7 +167,6 @@ def test_a_missing_executable_is_reported_in_torchs_own_words(start: Callable[..
     assert "FileNotFoundError" in agent.errors()
 
 
-@pytest.mark.slow  # tests/e2e/test_newcomer.py shows it
 def test_wrong_arguments_are_torchruns_own_affair(start: Callable[..., Any]) -> None:
     agent = start("--no-such-option=1")
     assert "did not accept" in agent.expect("failed", 0)["text"]

@@ -1,7 +1,7 @@
 """The table says to which stage an event may lead: no answer leaves the table, and nothing in the table is never walked.
 
-Each state that the scenarios and stories reach is given each event that stands in a scenario, one of each kind of state. The simulator and
-the random histories of test_invariants check the first half too.
+Each state that the scenarios and stories reach is given each event that stands in a scenario, one of each kind of state and of evidence.
+The simulator and the random histories of test_invariants check the first half too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from supervisor.core.events import (
     AttemptEnded,
     CheckpointSelected,
     DecisionMade,
+    EvidenceCollected,
     LauncherFellBack,
     LauncherStarted,
     LeftBehind,
@@ -69,7 +70,9 @@ def walked() -> set[Step]:
             state, _ = taken(state, event)
             palette[repr(at(event, 0, 0))] = event
     reports = [event for event in palette.values() if isinstance(event, ReportsGathered)]
-    given = [event for event in palette.values() if event not in reports[SOME_REPORTS:]]
+    evidence = {kind_of_evidence(event): event for event in palette.values() if isinstance(event, EvidenceCollected)}
+    left = [*reports[SOME_REPORTS:], *(event for event in palette.values() if isinstance(event, EvidenceCollected))]
+    given = [*(event for event in palette.values() if event not in left), *evidence.values()]
     for kept in list(states.values()):
         for state, events in variants(kept, given):
             for event in events:
@@ -90,6 +93,11 @@ def kind_of(state: JobState) -> tuple[object, ...]:
         attempt.last_save_search,
         stop and (stop.ranks_not_yet_signalled, stop.save_search, stop.rank_failed),
     )
+
+
+def kind_of_evidence(event: EvidenceCollected) -> frozenset[object]:
+    """Return what of collected evidence is judged: of two of one kind, which differ in a number or a text, one is enough."""
+    return frozenset((fact.source, fact.name, fact.claim and fact.claim.cause) for fact in event.evidence)
 
 
 def at(event: Event, attempt: int, token: int) -> Event:

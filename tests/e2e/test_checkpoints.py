@@ -77,18 +77,28 @@ def test_a_file_that_is_written_in_place_is_put_back_as_it_was(supervise: Callab
     assert_untouched(run, before)
 
 
+def continues_on_a_wiped_disk(supervise: Callable[..., Supervised], node: Path, mirror: str, **reach: str) -> None:
+    """Train, lose the whole working directory, train on."""
+    node.mkdir()
+    options = [*RESUMING, "--mirror", mirror]
+    job = [*ALONE, "--progress=progress"]
+    assert supervise(*job, "--steps=20", options=options, place=node, **reach).exit_code() == 0
+    shutil.rmtree(node)
+    second = supervise(*job, "--steps=30", options=options, place=node, **reach)
+    assert second.exit_code() == 0
+    assert f"restored {node}/ckpt/step-000020.pt of step 20 from {mirror}" in second.stderr
+    assert [step for _, step in second.progress()] == list(range(21, 31))
+
+
+def test_a_wiped_disk_continues_from_a_directory(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    (tmp_path / "mirror").mkdir()
+    continues_on_a_wiped_disk(supervise, tmp_path / "node", str(tmp_path / "mirror"))
+
+
+@pytest.mark.slow  # tests/checkpointing/mirror/test_command_line.py sends and restores through the same server
 @pytest.mark.s3
 def test_a_wiped_disk_continues_from_s3(supervise: Callable[..., Supervised], tmp_path: Path, bucket: Bucket) -> None:
-    node = tmp_path / "node"
-    node.mkdir()
-    options = [*RESUMING, "--mirror", bucket.url]
-    job = [*ALONE, "--progress=progress"]
-    assert supervise(*job, "--steps=20", options=options, place=node, **bucket.reach).exit_code() == 0
-    shutil.rmtree(node)
-    second = supervise(*job, "--steps=30", options=options, place=node, **bucket.reach)
-    assert second.exit_code() == 0
-    assert f"restored {node}/ckpt/step-000020.pt of step 20 from {bucket.url}" in second.stderr
-    assert [step for _, step in second.progress()] == list(range(21, 31))
+    continues_on_a_wiped_disk(supervise, tmp_path / "node", bucket.url, **bucket.reach)
 
 
 #: A program whose saves no hook sees: weights by a plain open, as a C++ writer would make them.

@@ -109,7 +109,7 @@ def test_each_way_to_die_after_progress_costs_one_restart_from_the_newest_checkp
 
 def test_the_same_failure_at_the_same_step_twice_is_given_up_with_65(supervise: Callable[..., Supervised]) -> None:
     fault = ["--fail-rank=0", "--fail-at-step=13", "--fail-how=exception"]
-    run = supervise(sys.executable, DDP, "--light", "--steps=40", *SAVING, *fault, options=RESUMING, **ALONE)
+    run = supervise(*PLAIN, "--beat", "--steps=40", *SAVING, *fault, options=RESUMING)
     assert run.exit_code() == 65
     assert starts(run) == 2
     assert "the same error came again at step 12 (attempts 1 and 2)" in " ".join(run.stderr.split())

@@ -92,15 +92,6 @@ def test_a_bug_in_a_worker_of_ours_ends_the_run_with_70_and_leaves_nothing(super
     run.wait_for_nothing_left()
 
 
-def test_term_lets_the_ranks_save_and_ends_with_143(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*PLAIN, *LONG, "--save-on-term")
-    run.wait_for_step(3)
-    run.signal(signal.SIGTERM)
-    assert run.exit_code(deadline_s=30) == 143
-    assert list((run.place / "ckpt").glob("step-*.pt"))
-    run.wait_for_nothing_left()
-
-
 @pytest.mark.slow
 @pytest.mark.bench
 def test_kill_9_of_supervise_leaves_nothing(supervise: Callable[..., Supervised]) -> None:
@@ -132,15 +123,16 @@ def test_after_a_failure_a_daemon_is_ended(supervise: Callable[..., Supervised])
     assert not is_sleeping(daemon_of(ended))
 
 
-def test_a_second_supervisor_of_the_job_leaves_and_names_the_first(supervise: Callable[..., Supervised]) -> None:
-    first = supervise(*PLAIN, *LONG)
-    first.wait_for_step(1)
+def test_a_second_supervisor_of_the_job_leaves_and_names_the_first_whose_ranks_save_at_term(supervise: Callable[..., Supervised]) -> None:
+    first = supervise(*PLAIN, *LONG, "--save-on-term")
+    first.wait_for_step(3)
     second = first.ask_again("--", *PLAIN, "--steps=1")
     assert second.returncode == 78
     assert str(first.process.pid) in second.stderr
     assert first.alive()
     first.signal(signal.SIGTERM)
     assert first.exit_code(deadline_s=30) == 143
+    assert list((first.place / "ckpt").glob("step-*.pt"))
     first.wait_for_nothing_left()
 
 

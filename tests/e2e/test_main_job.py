@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.e2e.test_standby import logged, ready, starts
 from tests.support import preloaded
 from tests.support.supervised import WAITS
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,17 +34,21 @@ def lines_of(rank: int, text: str) -> list[str]:
     return [line for line in text.splitlines(keepends=True) if line.startswith(f"rank {rank} ")]
 
 
-def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one(
+def test_kill_9_of_a_rank_recovers_by_standbys_and_the_model_is_bit_equal_to_an_uninterrupted_one(
     supervise: Callable[..., Supervised], tmp_path: Path
 ) -> None:
-    job = [*DDP, "--steps=60", "--step-ms=20", "--hold-at=40", "--save-every=5", "--digest=digest", "--progress=progress"]
+    files = ["--digest=digest", "--progress=progress", "--pids=pids"]
+    job = [*DDP, "--steps=60", "--step-ms=20", "--hold-at=40", "--save-every=5", *files]
     whole = tmp_path / "digest"
     done = preloaded.run(str(JOBS / "ddp_small.py"), "--light", "--steps=60", f"--digest={whole}", ranks=2)
     assert done.returncode == 0, done.stderr
 
-    run = supervise(*job, options=RESUMING, place=tmp_path / "cut")
+    run = supervise(*job, options=[*RESUMING, "--standby", "on"], place=tmp_path / "cut")
     run.wait_for_step(22)
+    waiting = ready(run, 1)
+    wait_for(lambda: run.status()["standby"]["pids"] == waiting, "status to show them", alive=run.alive)  # the log may be ahead
     os.kill(run.rank_pids()[1], signal.SIGKILL)
+    assert {pid for _, pid in starts(run, 4)[2:]} == set(waiting)
     (run.place / "go-on").touch()
     assert run.exit_code() == 0
     assert (run.place / "digest").read_bytes() == whole.read_bytes()
@@ -51,6 +57,8 @@ def test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupte
     steps_of_rank_0 = [step for rank, step in run.progress() if rank == 0]
     assert steps_of_rank_0.count(int(resumed[1]) + 1) in (1, 2)  # made again only where it was made after the checkpoint
     assert steps_of_rank_0.count(1) == 1  # nothing from scratch
+    [used] = logged(run, "standby.used")
+    assert (used["attempt"], used["ranks"], used["cold"]) == (2, [0, 1], "")
     start = run.status()["start"]
     assert (start["attempt"], start["after"], start["trained"]) == (2, "failure", True)
     known = ["detect", "teardown", "decision", "selection", "preparation", "rendezvous", "start", "import", "init", "setup", "load"]

@@ -62,6 +62,7 @@ def test_a_missing_torchrun_is_reported_with_the_source_of_torch(
     assert "https://pytorch.org/get-started/locally" in run.stderr
 
 
+@pytest.mark.slow  # tests/agent/test_teardown.py shows it of the agent
 def test_arguments_that_torchrun_does_not_take_are_reported_in_its_name(supervise: Callable[..., Supervised]) -> None:
     run = supervise("torchrun", "--bogus", "train.py")
     assert run.exit_code() == 2

@@ -67,6 +67,8 @@ def test_a_start_that_failed_early_is_not_continued_by_the_next(supervise: Calla
     job = ["sh", "-c", "exit 42"]  # without heartbeats nobody knows whether it is at its beginning
     spent = supervise(*job, _SUPERVISE_TEST_INTERVALS="0.04")
     assert spent.exit_code() == 42
+    assert spent.attempts() == 2
+    assert "it is the program's own answer" in " ".join(spent.stderr.split())
     assert supervise(*job, SUPERVISE_ALERTS_HEARTBEAT_URL="gopher://nowhere").exit_code() == 78
     fresh = supervise(*job, _SUPERVISE_TEST_INTERVALS="0.04")
     assert fresh.exit_code() == 42

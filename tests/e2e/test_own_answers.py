@@ -55,6 +55,7 @@ def test_a_failure_at_another_step_from_scratch_is_another_place(supervise: Call
     assert run.attempts() == 3
 
 
+@pytest.mark.slow  # test_no_way_out.py shows it at a job that is started again
 def test_a_command_that_leaves_with_its_own_code_at_once_ends_with_it_after_two_attempts(supervise: Callable[..., Supervised]) -> None:
     run = supervise("sh", "-c", "echo no licence left; exit 7", **FAST)
     assert run.exit_code() == 7

@@ -272,15 +272,20 @@ def test_a_hang_up_that_was_ignored_at_the_start_stays_ignored_by_all(supervise:
     assert ended.exit_code(deadline_s=10) == 129
 
 
-def test_quit_shows_the_stacks_of_all_ranks_and_the_training_continues(supervise: Callable[..., Supervised]) -> None:
-    run = supervise(*LAUNCHED, *LONG, "--steps=50", "--hold-at=40")
+@pytest.mark.parametrize(
+    ("launcher", "ranks"), [pytest.param(PLAIN, 1, id="plain"), pytest.param(LAUNCHED, 2, id="torchrun", marks=pytest.mark.slow)]
+)
+def test_quit_shows_the_stacks_of_all_ranks_and_the_training_continues(
+    supervise: Callable[..., Supervised], launcher: list[str], ranks: int
+) -> None:
+    run = supervise(*launcher, *LONG, "--steps=50", "--hold-at=40")
     run.wait_for_step(3)
     run.signal(signal.SIGQUIT)
-    for rank in (0, 1):
+    for rank in range(ranks):
         run.wait_for_line(rf"stacks of rank {rank}:\n(?:.*\n)*?.*no_torch\.py", 20)
     (run.place / "go-on").touch()  # however late the stacks came: they train on
     assert run.exit_code() == 0
-    assert {rank for rank, step in run.progress() if step == 50} == {0, 1}
+    assert {rank for rank, step in run.progress() if step == 50} == {*range(ranks)}
     assert run.attempts() == 1
     assert incidents(run) == 0
 

@@ -58,6 +58,7 @@ def trains(run: Supervised) -> None:
     wait_for(lambda: len(run.progress()) > before + 4, f"more steps after {step}", 60, alive=run.alive)
 
 
+@pytest.mark.slow  # test_main_job.py shows it of two ranks
 def test_the_ranks_of_the_next_attempt_are_the_standbys(supervise: Callable[..., Supervised]) -> None:
     run = supervise(*ONE_RANK, *TRAINING, options=OPTIONS)
     waiting = ready(run, 1, 1)

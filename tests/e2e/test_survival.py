@@ -33,7 +33,9 @@ TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=2"]
 ONE_RANK = ["torchrun", "--standalone", "--nproc-per-node=1"]
 ACCELERATE = ["accelerate", "launch", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
 ACCELERATE += ["--multi_gpu", "--num_processes=2", "--main_process_port=0"]  # its only way to start two ranks without mpirun
-LAUNCHERS = {"torchrun": TORCHRUN, "accelerate": ACCELERATE}
+PLAIN = [sys.executable]
+#: What starts so many ranks.
+LAUNCHERS = {"plain": (PLAIN, 1), "torchrun": (TORCHRUN, 2), "accelerate": (ACCELERATE, 2)}
 RESUMING = ["--checkpoints", "ckpt/*.pt", "--resume-args", "--resume {resume}"]
 STEADY = ["--step-ms=20", "--save-every=5", "--progress=progress", "--pids=pids"]
 DAEMON = ["--daemon=daemon", "--daemon-env=inherit"]
@@ -153,7 +155,8 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
 @pytest.mark.parametrize(
     ("killed", "launcher"),
     [
-        (("supervisor", "agent"), "torchrun"),
+        (("supervisor",), "plain"),
+        pytest.param(("supervisor", "agent"), "torchrun", marks=pytest.mark.slow),
         pytest.param(("supervisor",), "accelerate", marks=pytest.mark.slow),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else value,
@@ -161,10 +164,12 @@ def test_a_guardian_that_is_killed_before_its_first_word_is_started_again(superv
 def test_kill_9_of_supervise_leaves_nothing_and_a_new_one_continues_the_run(
     supervise: Callable[..., Supervised], killed: tuple[str, ...], launcher: str
 ) -> None:
-    job = [*LAUNCHERS[launcher], NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON]
+    words, ranks = LAUNCHERS[launcher]
+    job = [*words, NO_TORCH, "--steps=60", "--hold-at=40", *STEADY, *DAEMON]
     first = supervise(*job, options=RESUMING)
     first.wait_for_step(12)
-    wait_for(lambda: len(attempt_pids(first)) == 5, "two ranks, two daemons, what started them", alive=first.alive)
+    due = 2 * ranks + (words is not PLAIN)
+    wait_for(lambda: len(attempt_pids(first)) == due, "each rank, its daemon, and what started them", alive=first.alive)
     attempt = {*attempt_pids(first), helpers_of(first)["guardian"]}
     assert_gone(attempt, strike(*(helpers_of(first)[helper] for helper in killed)))
     first.exit_code(5)

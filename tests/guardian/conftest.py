@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import forks
+from tests.support.forks import Fork
 from tests.support.waiting import is_running, wait_for
 
 if TYPE_CHECKING:
@@ -39,6 +41,14 @@ for line in os.fdopen(control):
 """
 
 
+#: What the driver imports.
+IMPORTS = ("supervisor.launch.guardian_client",)
+
+
+def _number(file: Any) -> int:
+    return file if isinstance(file, int) else int(file.fileno())
+
+
 class Side:
     """The driver process: `call` a method of its Guardian, `wait` for an event."""
 
@@ -50,11 +60,23 @@ class Side:
         self.directory = directory
         self.seen: list[dict[str, Any]] = []
         self._buffer = b""
-        argv = [*wrap, sys.executable, "-c", DRIVER, str(control), str(events), json.dumps(options)]
         env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-        self.process = subprocess.Popen(  # noqa: S603 - our own driver
-            argv, pass_fds=[control, events], env=env, stdout=stdout or subprocess.DEVNULL, stderr=stderr, stdin=stdin or subprocess.DEVNULL
-        )
+        self.process: Fork | subprocess.Popen[bytes]
+        if wrap:
+            argv = [*wrap, sys.executable, "-c", DRIVER, str(control), str(events), json.dumps(options)]
+            self.process = subprocess.Popen(  # noqa: S603 - our own driver
+                argv,
+                pass_fds=[control, events],
+                env=env,
+                stdout=stdout or subprocess.DEVNULL,
+                stderr=stderr,
+                stdin=stdin or subprocess.DEVNULL,
+            )
+        else:
+            with Path(os.devnull).open("r+b") as nothing:
+                descriptors = [_number(stdin or nothing), _number(stdout or nothing), _number(stderr or 2), control, events]
+                argv = ["-c", DRIVER, "3", "4", json.dumps(options)]
+                self.process = Fork(forks.PROGRAM, *argv, imports=IMPORTS, environ=env, cwd=Path.cwd(), descriptors=descriptors)
         os.close(control)
         os.close(events)
         self.hello = self.wait("hello")

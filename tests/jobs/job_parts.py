@@ -7,6 +7,7 @@ means before anything heavy was imported. Standard library only, so that a job w
     --progress f     a line per step: rank, step, CLOCK_MONOTONIC ns        --pids f      a line per rank at start: rank, pid
     --term-file f    a line per SIGTERM: rank, CLOCK_MONOTONIC ns           --counter f   rank 0's steps so far, 8 bytes in native order
     --digest f       the final state, by rank 0                             --daemon f    a setsid daemon per rank, its pid a line of f
+    --beat           supervise is told before each step how many were made: it sees none of a script without an optimizer
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--pids", type=Path)
     add("--counter", type=Path, help="a file whose first 8 bytes are the number of steps that rank 0 made, while it runs")
     add("--digest", type=Path)
+    add("--beat", action="store_true", help="tell supervise the steps, as a script without an optimizer would")
     add("--hold-at", type=int, default=-1, help="before this step wait until --held-until is there: whoever watches acts meanwhile")
     add("--held-until", type=Path, default=Path("go-on"))
     add("--print-steps", action="store_true")
@@ -179,6 +181,10 @@ class Job:
 
     def before_step(self, step: int) -> None:
         """Fail, wait, sleep or print as ordered; steps count from 1."""
+        if self.args.beat:
+            from supervisor import worker  # noqa: PLC0415  as a script that has it
+
+            worker.heartbeat(step - 1)  # as a loop that counts from 0
         self._fail_if_ordered(step)
         while step == self.args.hold_at and not self.args.held_until.exists():
             time.sleep(0.005)

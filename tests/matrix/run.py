@@ -33,7 +33,7 @@ SUITE: Final = (
     "tests/agent/test_fit.py::test_every_row_of_the_self_check_bites_and_the_installed_torch_fits",
     "tests/agent/test_fit.py::test_a_torch_that_does_not_fit_is_named_before_anything_runs",
     "tests/agent/test_dynamic_rounds.py::test_the_round_waits_neither_for_a_lost_node_nor_for_more_than_expected",
-    "tests/e2e/test_main_job.py::test_kill_9_of_a_rank_recovers_and_the_model_is_bit_equal_to_an_uninterrupted_one",
+    "tests/e2e/test_main_job.py::test_kill_9_of_a_rank_recovers_by_standbys_and_the_model_is_bit_equal_to_an_uninterrupted_one",
     "tests/e2e/test_nodes.py::test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume_from",
     "tests/e2e/test_recovery.py::test_without_the_declared_knob_the_arguments_stay_and_the_stop_names_it",
     "tests/e2e/test_standby.py::test_the_ranks_of_the_next_attempt_are_the_standbys",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import re
 import signal
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.supervised import Supervised
+
+NO_TORCH = hanging_jobs.SCRIPT.with_name("no_torch.py")
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
@@ -63,7 +68,31 @@ def digest(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (place / "digest").read_bytes()
 
 
-@pytest.mark.parametrize("pathology", [pytest.param(name, marks=() if name == "fewer" else pytest.mark.slow) for name in FOUND])
+def test_a_hang_of_a_script_without_torch_is_found_and_a_restart_cures_it(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+    files = ["--progress=progress", "--digest=digest", "--save-every=20"]
+    fault = ["--fail-rank=0", "--fail-at-step=42", "--fail-how=hang", "--fail-once-file=hung"]
+    job = [sys.executable, str(NO_TORCH), "--beat", "--steps=60", "--step-ms=20", *files, *fault]
+    soon = {**SOON, "SUPERVISE_HANG_PHASE_S": SOON["SUPERVISE_HANG_TRAIN_S"]}  # twenty steps may be made before the second look
+    run = supervise(*job, options=[*RESUMING, "--on-hang", "restart"], **soon)
+    hang = confirmed(run)
+    assert hang["kind"] == HangKind.STILL, hang
+    assert re.search(r"rank 0 is in strike \(job_parts\.py:\d+\)", hang["text"]), hang["text"]
+    assert re.search(r"job_parts\.py:\d+ strike\n", hang["look"]), hang["look"]
+    assert taken(run, "HangSuspected")
+    assert run.exit_code() == 0
+    assert run.attempts() == 2
+    steps = [step for _, step in run.progress()]
+    assert steps == [*range(1, 42), *range(41, 61)], "it continued from its newest checkpoint"
+    state = functools.reduce(lambda state, step: hashlib.sha256(f"{state} {step}".encode()).hexdigest(), range(1, 61), "seed")
+    assert (tmp_path / "digest").read_text() == state
+    page = run.ask("why").stdout
+    assert "hang" in page
+    assert "job_parts.py" in page
+    run.wait_for_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pathology", FOUND)
 def test_a_hang_is_found_and_a_restart_cures_it(
     supervise: Callable[..., Supervised], tmp_path: Path, digest: bytes, pathology: str
 ) -> None:

@@ -119,7 +119,13 @@ def test_kempnerforge_102_a_link_that_was_moved_too_early_is_named_with_its_comm
     assert (link.readlink(), (ckpt / "step-40" / ".metadata").exists()) == (Path("step-60"), True), "nothing was touched"
 
 
-@pytest.mark.parametrize("leads_to", ["last.ckpt", "/old/place/ckpt/step-40.pt"], ids=["itself", "where the directory was"])
+@pytest.mark.parametrize(
+    "leads_to",
+    [
+        pytest.param("last.ckpt", id="itself"),
+        pytest.param("/old/place/ckpt/step-40.pt", id="where the directory was", marks=pytest.mark.slow),
+    ],
+)
 def test_lightning_21110_a_last_that_leads_to_nothing_is_named_with_its_command(
     supervise: Callable[..., Supervised], tmp_path: Path, leads_to: str
 ) -> None:

@@ -164,7 +164,7 @@ def _customized(place: Path, interpreter: str, text: str) -> Case:
     return replace(case, env={"PYTHONPATH": str(place)})
 
 
-@pytest.mark.parametrize("name", INERT)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("a ") else ()) for name in INERT])
 def test_a_sitecustomize_without_an_effect_leaves_restarts_warm(name: str, job: Job, interpreter: str, tmp_path: Path) -> None:
     assert_equal(job, _customized(tmp_path / "script", interpreter, INERT[name]))
 

@@ -306,15 +306,20 @@ TRIED_FIRST: dict[Plant, int] = {
     numbered_while_the_last_attempt_is_open: 23,
     number_not_above_what_the_nodes_know: 16,
     admitted_when_one_node_has_saved: 22,
-    silent_coordinator_ignored: 134,
+    silent_coordinator_ignored: 74,
     lost_member_not_noticed: 10,
     posts_not_repeated: 13,
     missed_attempt_not_noticed: 16,
-    node_that_quit_does_not_say_so: 64,
+    node_that_quit_does_not_say_so: 66,
     pause_of_the_coordinator_accuses: 117,
     lost_while_steps_are_made: 50,
     lost_by_a_short_silence: 9,
     looks_of_some_nodes_only: 17,
+    meeting_numbered_again: 1,
+    reports_not_awaited: 1,
+    success_of_one_node: 2,
+    coordinator_without_memory_numbers_at_once: 55,
+    steps_that_are_not_known_yet_are_missing: 8,
 }
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.observe.ranks.profiles import RankProfile
+from tests.instrument import forked
 from tests.jobs import light
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
@@ -44,7 +43,8 @@ while not pathlib.Path("end").exists():
 @contextmanager
 def training(attempt: Attempt) -> Iterator[RankHeartbeat]:
     """Run a rank that trains until the file `end` is there; yield its heartbeat after some steps."""
-    rank = subprocess.Popen([sys.executable, "-c", TRAIN], env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"), cwd=attempt.job_dir)  # noqa: S603
+    environ = attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    rank = forked.start("-c", TRAIN, environ=environ, cwd=attempt.job_dir, descriptors=(0, 1, 2))
     try:
         yield wait_for(lambda: next((beat for beat in attempt.beats() if beat.steps > 3), None), "steps", 60)
     finally:
@@ -97,7 +97,8 @@ def test_stacks_name_the_functions_from_the_outermost_on(trained: tuple[Attempt,
     assert sum(stacks.values()) == profile.answer.samples
     slow = {stack: count for stack, count in stacks.items() if stack.endswith(";slow_part (a,b?<c>.py:1)")}
     assert sum(slow.values()) > profile.answer.samples / 3
-    assert all(stack.startswith("<module> (<string>:") for stack in slow)
+    assert all(stack.startswith("<module> (tests/support/forks.py:") for stack in slow)
+    assert all(stack.split(";")[-2].startswith("<module> (<string>:") for stack in slow)
     assert "_supervise_shim" not in "".join(stacks)
 
 

@@ -61,21 +61,26 @@ def run(*words: str, ranks: int = 0, timeout_s: float = 240.0, imports: tuple[st
 
 
 def command(
-    *words: str, cwd: Path, environ: Mapping[str, str], stdin: bytes = b"", imports: tuple[str, ...] = COMMANDS
+    *words: str,
+    cwd: Path,
+    environ: Mapping[str, str],
+    stdin: bytes = b"",
+    imports: tuple[str, ...] = COMMANDS,
+    module: str = "supervisor",
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run what `python -P -m supervisor WORDS` would in `cwd`, with this environment alone."""
+    """Run what `python -P -m MODULE WORDS` would in `cwd`, with this environment alone."""
     with files_for(stdin) as files:
-        process = Fork(forks.PROGRAM, "-m", "supervisor", *words, imports=imports, environ=environ, cwd=cwd, descriptors=files)
+        process = Fork(forks.PROGRAM, "-m", module, *words, imports=imports, environ=environ, cwd=cwd, descriptors=files)
         code = _ended([process], 240.0)
         out, err = (os.pread(file, os.fstat(file).st_size, 0) for file in files[1:])
         return subprocess.CompletedProcess(words, code, out, err)
 
 
 def command_text(
-    *words: str, cwd: Path, environ: Mapping[str, str], imports: tuple[str, ...] = COMMANDS
+    *words: str, cwd: Path, environ: Mapping[str, str], imports: tuple[str, ...] = COMMANDS, module: str = "supervisor"
 ) -> subprocess.CompletedProcess[str]:
     """Run the same, and return what it printed as text."""
-    done = command(*words, cwd=cwd, environ=environ, imports=imports)
+    done = command(*words, cwd=cwd, environ=environ, imports=imports, module=module)
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 

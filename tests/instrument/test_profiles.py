@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,10 +43,14 @@ while not pathlib.Path("end").exists():
 
 
 @contextmanager
-def training(attempt: Attempt) -> Iterator[RankHeartbeat]:
-    """Run a rank that trains until the file `end` is there; yield its heartbeat after some steps."""
+def training(attempt: Attempt, *, fork: bool = True) -> Iterator[RankHeartbeat]:
+    """Run a rank that trains until the file `end` is there, as a fork that has torch; yield its heartbeat after some steps."""
     environ = attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
-    rank = forked.start("-c", TRAIN, environ=environ, cwd=attempt.job_dir, descriptors=(0, 1, 2))
+    rank: forked.Fork | subprocess.Popen[bytes] = (
+        forked.start("-c", TRAIN, environ=environ, cwd=attempt.job_dir, descriptors=(0, 1, 2))
+        if fork
+        else subprocess.Popen([sys.executable, "-c", TRAIN], env=environ, cwd=attempt.job_dir)  # noqa: S603
+    )
     try:
         yield wait_for(lambda: next((beat for beat in attempt.beats() if beat.steps > 3), None), "steps", 60)
     finally:
@@ -138,7 +144,7 @@ def test_a_recording_that_nobody_waits_for_any_more_makes_way_for_the_next(attem
 @pytest.mark.slow
 def test_a_script_that_profiles_itself_continues_and_the_refusal_is_the_answer(attempt: Attempt, tmp_path: Path) -> None:
     (attempt.job_dir / "profiled").touch()
-    with training(attempt) as beat:
+    with training(attempt, fork=False) as beat:
         profile = recorded(attempt, beat, steps=2, torch=str(tmp_path / "trace.json"))
         steps = attempt.beats()[0].steps
         wait_for(lambda: attempt.beats()[0].steps > steps, "more steps", 20)

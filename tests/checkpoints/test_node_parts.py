@@ -24,11 +24,16 @@ from supervisor.checkpoints.mirror import restore_process
 from supervisor.core.actions import SelectCheckpoint
 from tests.checkpointing.mirror.process import upload, waiting
 from tests.checkpoints.test_node_agreement import Nodes, ignore
-from tests.support import node_parts
+from tests.support import forked_popen, node_parts
 from tests.support.few import few
 from tests.support.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked_popen.use_forks(monkeypatch)
 
 
 class Uploads:
@@ -186,7 +191,7 @@ def test_a_wiped_disk_is_filled_from_the_mirror(tmp_path: Path) -> None:
     assert nodes.are_whole(40)
 
 
-@pytest.mark.parametrize("cut", [0, 1])
+@pytest.mark.parametrize("cut", few([0, 1]))
 def test_a_save_in_which_a_node_was_killed_is_no_checkpoint_and_all_take_the_one_before(tmp_path: Path, cut: int) -> None:
     nodes = PartNodes(tmp_path)
     nodes.save_together(40)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from supervisor import worker
+from tests.jobs.light import light_sgd
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ def trained(
     torch.manual_seed(seed)
     module = Faulty(buffers=checks_batch)
     model = DistributedDataParallel(module)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = light_sgd(torch, model.parameters())
     steps = 0
     for step in range(STEPS):
         if step in skipped:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from supervisor.observe.ranks import error_files, heartbeats
+from tests.instrument import forked
+from tests.support import preloaded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +63,14 @@ class Attempt:
         return subprocess.run(  # noqa: S603 - our own interpreter
             command, env=self.env() if env is None else env, cwd=cwd, capture_output=True, text=True, check=False
         )
+
+    def run_forked(self, *args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run the same to its end in a fork that has torch: tests/instrument/forked.py."""
+        with preloaded.files_for(b"") as files:
+            rank = forked.start(*args, environ=self.env() if env is None else env, cwd=cwd or Path.cwd(), descriptors=files)
+            code = rank.wait()
+            out, err = (os.pread(file, os.fstat(file).st_size, 0).decode() for file in files[1:])
+            return subprocess.CompletedProcess(args, code, out, err)
 
     def beats(self) -> tuple[heartbeats.RankHeartbeat, ...]:
         """Read the heartbeats."""

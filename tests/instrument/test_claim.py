@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.checkpointing import mounts
+from tests.support.few import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,7 @@ print(json.dumps([env, sys.path, [m for m in sorted(sys.modules)]]))
 INSTRUMENTED = "import sys; print('_supervise_shim' in sys.modules)"
 
 
-@pytest.mark.parametrize("users", [None, "", "/a b:/c", ":/c", "/c:"])
+@pytest.mark.parametrize("users", few([":/c", "/a b:/c", None, "", "/c:"], 2))
 def test_a_rank_sees_the_environment_and_the_path_that_it_would_have_without_us(
     attempt: Attempt, users: str | None, tmp_path: Path
 ) -> None:
@@ -70,20 +71,20 @@ def test_a_child_of_a_rank_is_not_instrumented(attempt: Attempt, trains: bool) -
     assert attempt.run("-c", code, env=attempt.env(pythonpath=str(ROOT), **numbers)).stdout == "False\n"
 
 
-#: How a command may start another Python, given its words as `words`.
+#: How a command may start another Python, given its words as `words`; the first three are all that the fast tests try.
 STARTS = {
-    "subprocess": "subprocess.run(words)",
     "an environment of its own": "subprocess.run(words, env={**os.environ, 'MINE': '1'})",
+    "a shell": "os.system(shlex.join(words))",
+    "exec with an environment": "os.execvpe(words[0], words, os.environ)",
+    "subprocess": "subprocess.run(words)",
     "an environment by position": "subprocess.Popen(words, -1, None, None, None, None, None, True, False, None, dict(os.environ)).wait()",
     "a changed PYTHONPATH": "os.environ['PYTHONPATH'] = '/elsewhere'\nsubprocess.run(words)",
-    "a shell": "os.system(shlex.join(words))",
     "exec": "os.execvp(words[0], words)",
-    "exec with an environment": "os.execvpe(words[0], words, os.environ)",
     "fork and exec": "os.fork() or os.execvp(words[0], words)\nos.wait()",
 }
 
 
-@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+@pytest.mark.parametrize("start", few(STARTS.values(), 3), ids=STARTS)
 def test_a_process_started_by_the_command_before_the_training_may_be_the_rank(attempt: Attempt, start: str) -> None:
     rank = "import os; from supervisor import worker; worker.heartbeat(5); print(os.getpid())"
     code = f"import os, shlex, subprocess, sys\nwords = [sys.executable, '-c', {rank!r}]\n{start}"
@@ -159,7 +160,7 @@ def test_helpers_that_a_command_starts_before_it_trains_claim_nothing(attempt: A
     assert [(str(beat.pid), beat.step) for beat in attempt.beats()] == [(done.stdout.strip(), 3)]
 
 
-@pytest.mark.parametrize("end", ["check=True)", ").returncode and sys.exit(1)"])
+@pytest.mark.parametrize("end", few(["check=True)", ").returncode and sys.exit(1)"]))
 def test_a_child_that_failed_before_it_trained_was_the_program_and_not_the_command(attempt: Attempt, end: str) -> None:
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', 'raise ValueError(5)'], {end}"
     assert attempt.run("-c", code).returncode == 1
@@ -190,7 +191,7 @@ def test_a_launcher_stays_unclaimed_and_hands_us_on_to_its_ranks(attempt: Attemp
 @pytest.mark.parametrize(
     ("numbers", "claimed"),
     [
-        ({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, [(1, 1)]),
+        pytest.param({"LOCAL_RANK": "1", "WORLD_SIZE": "2"}, [(1, 1)], marks=pytest.mark.slow),
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "2", "NODE_RANK": "0"}, [(1, 1)]),
         ({"LOCAL_RANK": "1", "WORLD_SIZE": "4", "NODE_RANK": "1"}, []),  # its rank is not known before it trains
     ],
@@ -274,23 +275,26 @@ def test_safe_path_is_instrumented(attempt: Attempt) -> None:
 
 @pytest.mark.parametrize(
     "broken",
-    [
-        {"SUPERVISE_JOB_DIR": "/nonexistent"},
-        {"SUPERVISE_JOB_ATTEMPT": "x"},
-        {"SUPERVISE_JOB_ATTEMPT": "2"},
-        {"LOCAL_RANK": "many"},
-        {"LOCAL_RANK": "400"},
-        {"RANK": "x", "LOCAL_RANK": "0"},
-        {"SUPERVISE_JOB_SHIM": "off"},
-        {"SUPERVISE_JOB_SHIM": "?"},
-    ],
+    few(
+        [
+            {"SUPERVISE_JOB_DIR": "/nonexistent"},
+            {"LOCAL_RANK": "many"},
+            {"SUPERVISE_JOB_SHIM": "off"},
+            {"SUPERVISE_JOB_ATTEMPT": "x"},
+            {"SUPERVISE_JOB_ATTEMPT": "2"},
+            {"LOCAL_RANK": "400"},
+            {"RANK": "x", "LOCAL_RANK": "0"},
+            {"SUPERVISE_JOB_SHIM": "?"},
+        ],
+        3,
+    ),
 )
 def test_a_broken_shim_leaves_the_script_unchanged(attempt: Attempt, broken: dict[str, str]) -> None:
     done = attempt.run("-c", "import sys; print('ran'); sys.exit(3)", env=attempt.env() | broken)
     assert (done.returncode, done.stdout, done.stderr) == (3, "ran\n", "")
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 1024, os.urandom(1024)])
+@pytest.mark.parametrize("content", few([os.urandom(1024), b"", b"\0" * 1024]))
 def test_a_heartbeat_file_that_is_none_is_left_alone(attempt: Attempt, content: bytes) -> None:
     path = attempt.directory / "heartbeat"
     path.write_bytes(content)

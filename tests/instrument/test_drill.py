@@ -68,5 +68,5 @@ def test_with_the_drill_s_shim_the_gradients_become_nan(attempt: Attempt) -> Non
 def test_a_rank_that_has_imported_the_optimizers_already_as_a_standby_has_is_struck_too(attempt: Attempt) -> None:
     (attempt.job_dir / "drill").write_text(json.dumps({"kind": "nan", "step": 1, "rank": None}))
     hand_over = f"import sys, torch.optim; sys.path.append({str(SHIM)!r}); import _supervise_drill, _supervise_shim\n"
-    done = attempt.run("-c", f"{hand_over}_supervise_drill.prepare(_supervise_shim.instrument)\n{TRAIN}")
+    done = attempt.run_forked("-c", f"{hand_over}_supervise_drill.prepare(_supervise_shim.instrument)\n{TRAIN}")
     assert done.stdout.endswith("trained True\n"), done.stderr

@@ -145,7 +145,7 @@ def test_without_an_optimizer_of_torch_the_second_backward_pass_ends_the_first_r
     """Then the record of the imports is there, and the moments of the start; steps stay unknown."""
     script = tmp_path / "train.py"
     script.write_text(LOOK + CUSTOM)
-    done = attempt.run(str(script), env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"))
+    done = attempt.run_forked(str(script), env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"))
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert [row[:5] for row in shown] == [

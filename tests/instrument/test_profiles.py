@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from supervisor.observe.ranks.profiles import RankProfile
+from tests.instrument import forked
 from tests.jobs import light
 from tests.support.small_disks import small_disk
 from tests.support.waiting import wait_for
@@ -42,9 +43,14 @@ while not pathlib.Path("end").exists():
 
 
 @contextmanager
-def training(attempt: Attempt) -> Iterator[RankHeartbeat]:
-    """Run a rank that trains until the file `end` is there; yield its heartbeat after some steps."""
-    rank = subprocess.Popen([sys.executable, "-c", TRAIN], env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"), cwd=attempt.job_dir)  # noqa: S603
+def training(attempt: Attempt, *, fork: bool = True) -> Iterator[RankHeartbeat]:
+    """Run a rank that trains until the file `end` is there, as a fork that has torch; yield its heartbeat after some steps."""
+    environ = attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
+    rank: forked.Fork | subprocess.Popen[bytes] = (
+        forked.start("-c", TRAIN, environ=environ, cwd=attempt.job_dir, descriptors=(0, 1, 2))
+        if fork
+        else subprocess.Popen([sys.executable, "-c", TRAIN], env=environ, cwd=attempt.job_dir)  # noqa: S603
+    )
     try:
         yield wait_for(lambda: next((beat for beat in attempt.beats() if beat.steps > 3), None), "steps", 60)
     finally:
@@ -97,7 +103,8 @@ def test_stacks_name_the_functions_from_the_outermost_on(trained: tuple[Attempt,
     assert sum(stacks.values()) == profile.answer.samples
     slow = {stack: count for stack, count in stacks.items() if stack.endswith(";slow_part (a,b?<c>.py:1)")}
     assert sum(slow.values()) > profile.answer.samples / 3
-    assert all(stack.startswith("<module> (<string>:") for stack in slow)
+    assert all(stack.startswith("<module> (tests/support/forks.py:") for stack in slow)
+    assert all(stack.split(";")[-2].startswith("<module> (<string>:") for stack in slow)
     assert "_supervise_shim" not in "".join(stacks)
 
 
@@ -137,7 +144,7 @@ def test_a_recording_that_nobody_waits_for_any_more_makes_way_for_the_next(attem
 @pytest.mark.slow
 def test_a_script_that_profiles_itself_continues_and_the_refusal_is_the_answer(attempt: Attempt, tmp_path: Path) -> None:
     (attempt.job_dir / "profiled").touch()
-    with training(attempt) as beat:
+    with training(attempt, fork=False) as beat:
         profile = recorded(attempt, beat, steps=2, torch=str(tmp_path / "trace.json"))
         steps = attempt.beats()[0].steps
         wait_for(lambda: attempt.beats()[0].steps > steps, "more steps", 20)

@@ -120,7 +120,7 @@ def test_a_framework_is_known_by_its_classes(attempt: Attempt, tmp_path: Path, n
     module, text, script, wanted = FRAMEWORKS[name]
     lay_out(tmp_path, module, text)
     norm = "import torch\nnorm = torch.nn.BatchNorm1d(2)\n" if fails else ""
-    done = attempt.run("-c", norm + script.format(fail=fails), env=attempt.env(pythonpath=str(tmp_path)))
+    done = attempt.run_forked("-c", norm + script.format(fail=fails), env=attempt.env(pythonpath=str(tmp_path)))
     assert (done.returncode != 0) == fails, done.stderr
     assert written(attempt) == {**wanted, "batchnorm": fails}
     if fails:

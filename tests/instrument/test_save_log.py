@@ -128,7 +128,7 @@ def run(make_attempt: Callable[[Path], Attempt], place: Path, parts: dict[str, s
         (place / name).mkdir()
         script += f"os.chdir({str(place / name)!r}); here = pathlib.Path.cwd()\n{text}\n"
     attempt = make_attempt(place)
-    done = attempt.run("-c", script)
+    done = attempt.run_forked("-c", script)
     assert (done.returncode, done.stderr) == (code, "")
     return Done(place, attempt.directory)
 

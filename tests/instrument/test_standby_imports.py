@@ -88,7 +88,7 @@ def test_modules_come_in_the_order_of_a_cold_start(libraries: Libraries) -> None
 @pytest.mark.parametrize(
     ("script", "is_whole"),
     [
-        ("import lib_a", True),
+        pytest.param("import lib_a", True, marks=pytest.mark.slow),
         ("os.environ['LIB_MODE'] = 'x'\nimport lib_a", True),
         ("if os.environ['SUPERVISE_JOB_ATTEMPT'] == '1':\n    import lib_a", False),
     ],
@@ -145,6 +145,7 @@ def test_a_query_for_a_library_gets_an_answer_and_no_import(libraries: Libraries
     assert libraries.warm() == ["lib_b"]
 
 
+@pytest.mark.slow
 def test_only_the_modules_before_the_ninth_refusal_are_imported_in_advance(libraries: Libraries) -> None:
     names = [f"lib_{letter}" for letter in "bcdefghijk"]
     script = f"import lib_a\nimport lib_0, {', '.join(names)}, lib_z"
@@ -171,8 +172,7 @@ def test_a_change_by_a_library_is_not_taken_for_the_scripts(libraries: Libraries
             ("sys.settrace(lambda *_: None)", "what traces it"),
             ("sys.setprofile(lambda *_: None)", "what traces it"),
             ("import tracemalloc; tracemalloc.start()", "what traces it"),
-        ],
-        3,
+        ]
     ),
 )
 def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(libraries: Libraries, change: str, word: str) -> None:
@@ -183,11 +183,13 @@ def test_after_a_change_that_every_import_sees_nothing_is_imported_in_advance(li
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [
-        ("import random\nrandom.random()", "draws random numbers"),
-        ("import warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=2)", "warns whoever imports it"),
-        ("import sys\nif 'decimal' not in sys.modules: raise ImportError", "raises ImportError"),
-    ],
+    few_rows(
+        [
+            ("import warnings\nwarnings.warn('old', DeprecationWarning, stacklevel=2)", "warns whoever imports it"),
+            ("import random\nrandom.random()", "draws random numbers"),
+            ("import sys\nif 'decimal' not in sys.modules: raise ImportError", "raises ImportError"),
+        ]
+    ),
 )
 def test_a_library_that_draws_random_numbers_warns_or_fails_is_left_to_the_script(libraries: Libraries, text: str, why: str) -> None:
     (libraries.ranks.folder / "decimal.py").write_text("")  # the script's own: never in advance
@@ -214,8 +216,7 @@ def test_an_importer_of_a_library_left_to_the_script_is_left_to_it_too(libraries
             "import logging; logging.basicConfig(level='DEBUG')",
             "os.environ.update(LIB_MODE='x', LIB_OTHER='y'); del os.environ['LIB_MODE']",
             "os.chdir('/')",
-        ],
-        2,
+        ]
     ),
 )
 def test_a_change_before_imports_holds_behind_them_too(libraries: Libraries, change: str) -> None:
@@ -267,11 +268,13 @@ def test_the_output_of_the_imports_is_printed_by_the_rank(libraries: Libraries) 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "starts a thread"),
-        ("import sys\nif 'lib_z' not in sys.modules: import lib_y", "loads lib_y, which"),
-        ("print('x' * 300000)", "print too much"),
-    ],
+    few_rows(
+        [
+            ("import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "starts a thread"),
+            ("import sys\nif 'lib_z' not in sys.modules: import lib_y", "loads lib_y, which"),
+            ("print('x' * 300000)", "print too much"),
+        ]
+    ),
 )
 def test_a_standby_that_is_not_what_the_rank_would_be_refuses(libraries: Libraries, text: str, why: str) -> None:
     (libraries.ranks.folder / "lib_z.py").write_text("")
@@ -302,11 +305,13 @@ def test_a_usercustomize_is_refused_where_it_has_an_effect(libraries: Libraries)
 
 @pytest.mark.parametrize(
     "late",
-    [
-        "sys.modules['_supervise_shim'].instrument._beat.saw_backward()",
-        "sys.modules['_supervise_shim'].instrument._beat.script_over()",
-        "if os.fork() == 0:\n    import lib_b\n    os._exit(0)\nos.wait()\nos.environ['LIB_MODE'] = '1'",
-    ],
+    few(
+        [
+            "sys.modules['_supervise_shim'].instrument._beat.saw_backward()",
+            "sys.modules['_supervise_shim'].instrument._beat.script_over()",
+            "if os.fork() == 0:\n    import lib_b\n    os._exit(0)\nos.wait()\nos.environ['LIB_MODE'] = '1'",
+        ]
+    ),
     ids=["trains", "is over", "is a forked child"],
 )
 def test_a_process_that_others_rely_on_is_not_started_cold(libraries: Libraries, late: str) -> None:

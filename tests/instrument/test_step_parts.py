@@ -71,7 +71,7 @@ os._exit(0)
 def test_each_long_part_of_a_step_is_named_but_no_forward_pass_with_cuda(attempt: Attempt, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(light.IMPORT + LOOK + ONE_RANK)
-    done = attempt.run(str(script), env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"))
+    done = attempt.run_forked(str(script), env=attempt.env(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1"))
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert {name: part for name, (part, _) in shown["found"].items()} == {

@@ -118,7 +118,7 @@ def test_an_exception_that_comes_out_of_a_load_is_one_while_loading(attempt: Att
         "torch.distributed.init_process_group('gloo', store=torch.distributed.HashStore(), rank=0, world_size=1)\n"
         f"try:\n    torch.load('missing.pt')\nexcept FileNotFoundError:\n    {then}\n"
     )
-    done = attempt.run(str(script), env=attempt.env(RANK="0"), cwd=tmp_path)
+    done = attempt.run_forked(str(script), env=attempt.env(RANK="0"), cwd=tmp_path)
     assert done.returncode == 1
     (error,) = attempt.errors().errors
     (beat,) = attempt.beats()

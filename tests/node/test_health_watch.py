@@ -73,6 +73,7 @@ def test_a_look_names_what_blocks_and_a_gpu_by_the_name_that_it_had(fake_nvml: F
     half = Readings(reading for reading in first.readings if (reading.name, reading.subject) != ("gpu.identity", f"gpu:{UUID.format(1)}"))
     assert visible_gpus.from_nvml(half, {}) == (), "one that hung before the last"
     fake_nvml.set({"1.lost": 1})
+    looks.probes = ("nvml",)
     second = looks.before((), 0)
     blocking = {finding.check: finding.gpu for finding in second.findings if finding.blocks}
     assert blocking["gpu_errors"] == UUID.format(1)

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 #: What most commands import.
 COMMANDS = ("supervisor.cli.main", "supervisor.cli.classify.command", "supervisor.config.signatures:read", "health.doctor")
+#: What ranks import: torch, and with it what saves shards.
+TORCH = ("torch.distributed.checkpoint",)
 #: How long a rank that has ended leaves its connections open for its peers.
 PEERS_S = 1.0
 
 
-def run(
-    *words: str, ranks: int = 0, timeout_s: float = 240.0, imports: tuple[str, ...] = ("torch.distributed",)
-) -> subprocess.CompletedProcess[str]:
+def run(*words: str, ranks: int = 0, timeout_s: float = 240.0, imports: tuple[str, ...] = TORCH) -> subprocess.CompletedProcess[str]:
     """Run what `python WORDS` would: -c and a program, or a script and its arguments; `ranks` of it at once that meet as under torchrun.
 
     The return code is that of the first rank that did not end with 0. imports: what the process that is forked has imported.
     """
-    with _files(b"") as files, contextlib.ExitStack() as stack:
+    with files_for(b"") as files, contextlib.ExitStack() as stack:
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         if ranks:
             port = stack.enter_context(_store(files, imports))
@@ -61,26 +61,31 @@ def run(
 
 
 def command(
-    *words: str, cwd: Path, environ: Mapping[str, str], stdin: bytes = b"", imports: tuple[str, ...] = COMMANDS
+    *words: str,
+    cwd: Path,
+    environ: Mapping[str, str],
+    stdin: bytes = b"",
+    imports: tuple[str, ...] = COMMANDS,
+    module: str = "supervisor",
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run what `python -P -m supervisor WORDS` would in `cwd`, with this environment alone."""
-    with _files(stdin) as files:
-        process = Fork(forks.PROGRAM, "-m", "supervisor", *words, imports=imports, environ=environ, cwd=cwd, descriptors=files)
+    """Run what `python -P -m MODULE WORDS` would in `cwd`, with this environment alone."""
+    with files_for(stdin) as files:
+        process = Fork(forks.PROGRAM, "-m", module, *words, imports=imports, environ=environ, cwd=cwd, descriptors=files)
         code = _ended([process], 240.0)
         out, err = (os.pread(file, os.fstat(file).st_size, 0) for file in files[1:])
         return subprocess.CompletedProcess(words, code, out, err)
 
 
 def command_text(
-    *words: str, cwd: Path, environ: Mapping[str, str], imports: tuple[str, ...] = COMMANDS
+    *words: str, cwd: Path, environ: Mapping[str, str], imports: tuple[str, ...] = COMMANDS, module: str = "supervisor"
 ) -> subprocess.CompletedProcess[str]:
     """Run the same, and return what it printed as text."""
-    done = command(*words, cwd=cwd, environ=environ, imports=imports)
+    done = command(*words, cwd=cwd, environ=environ, imports=imports, module=module)
     return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextlib.contextmanager
-def _files(stdin: bytes) -> Iterator[tuple[int, int, int]]:
+def files_for(stdin: bytes) -> Iterator[tuple[int, int, int]]:
     """Open three files as stdin, stdout and stderr: a pipe would have to be read all the time."""
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         (Path(place) / "in").write_bytes(stdin)

@@ -20,7 +20,7 @@ from tests.support.few import few
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEEDS = few(range(12), 2)
+SEEDS = few(range(12))
 LISTS = {"incidents", "stragglers", "meetings", "first_deaths", "runs_over", "time"}
 
 

@@ -6,29 +6,28 @@ import os
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.checkpointing.mirror import servers
-from tests.checkpointing.mirror.process import ROOT
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.checkpointing.mirror.process import IMPORTS, ROOT
+from tests.support import preloaded
 
 pytestmark = [pytest.mark.process, pytest.mark.s3]
 PROFILE = f"[profile lab]\nregion = us-east-1\naws_access_key_id = {servers.KEY}\naws_secret_access_key = {servers.SECRET}\n"
 KEYS = {"AWS_ACCESS_KEY_ID": servers.KEY, "AWS_SECRET_ACCESS_KEY": servers.SECRET}
 
 
-def run(words: list[str], home: Path, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command with no AWS variable but these, and with ~/.aws in `home`."""
+def run(words: list[str], home: Path, environ: dict[str, str] | None = None, *, fork: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command with no AWS variable but these, and with ~/.aws in `home`. fork: of a process that has imported what it needs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     env = {**kept, "HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "PYTHONPATH": str(ROOT), **(environ or {})}
-    return subprocess.run(  # noqa: S603 -- ours
-        [sys.executable, "-m", "checkpointing", *words], env=env, capture_output=True, text=True, check=False
-    )
+    if not fork:
+        command = [sys.executable, "-m", "checkpointing", *words]
+        return subprocess.run(command, env=env, capture_output=True, text=True, check=False)  # noqa: S603 -- ours
+    return preloaded.command_text(*words, cwd=Path.cwd(), environ=env, imports=IMPORTS, module="checkpointing")
 
 
 @pytest.fixture
@@ -51,11 +50,11 @@ def test_a_checkpoint_goes_to_a_server_and_comes_back(swift: servers.Server, tmp
         "environment": ([], {**KEYS, "AWS_ENDPOINT_URL_S3": swift.endpoint}),
     }[named_by]
     of_job = ["--mirror", f"s3://{bucket}/pre", "--job", "llama", *words]
-    sent = run(["push", str(saved), *of_job, "--part-mib", "5"], tmp_path, environ)
+    sent = run(["push", str(saved), *of_job, "--part-mib", "5"], tmp_path, environ, fork=False)
     assert sent.returncode == 0, sent.stderr
     (key,) = [row["Key"] for row in swift.client().list_objects_v2(Bucket=bucket)["Contents"] if row["Key"].endswith(".pt")]
     assert swift.client().head_object(Bucket=bucket, Key=key)["ETag"].endswith('-3"'), "12 MiB in parts of 5"
-    back = run(["restore", *of_job, "--to", str(tmp_path / "new")], tmp_path, environ)
+    back = run(["restore", *of_job, "--to", str(tmp_path / "new")], tmp_path, environ, fork=False)
     assert back.returncode == 0, back.stderr
     assert (tmp_path / "new" / "step_7.pt").read_bytes() == saved.read_bytes()
 

@@ -28,7 +28,7 @@ from supervisor.journal.records import MIRRORED, Note
 from supervisor.report.mirror_report import MirrorReport
 from tests.checkpointing.mirror.process import ROOT, save
 from tests.checkpointing.mirror.test_joining import OTHER, SAVE, Nodes
-from tests.support import node_parts
+from tests.support import forked_popen, node_parts
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -40,6 +40,11 @@ if TYPE_CHECKING:
     from supervisor.report.reporter import Reporter
 
 pytestmark = pytest.mark.process
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked_popen.use_forks(monkeypatch)
 
 
 @pytest.fixture

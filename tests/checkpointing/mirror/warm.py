@@ -1,4 +1,4 @@
-"""What a mirror process imports, and what each client of boto3 reads, for a process that others are forks of."""
+"""What the processes of a mirror import, and what each client of boto3 reads, for a process that others are forks of."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import functools
 import boto3
 from botocore.loaders import JSONFileLoader
 
-from checkpointing.mirror.backends import s3  # noqa: F401
+from checkpointing.mirror import restore  # noqa: F401
+from checkpointing.mirror.backends import opening, s3  # noqa: F401
 from checkpointing.reader import process  # noqa: F401
+from supervisor.checkpoints.mirror import restore_process  # noqa: F401
 
 
 def warm() -> None:

@@ -21,6 +21,7 @@ from checkpointing.reader import messages
 from checkpointing.reader.messages import Configure, CopyPlan, ReadCheckpoint, ReaderDied
 from checkpointing.reader.one_pass import OnePass
 from supervisor.checkpoints.recording.reader_link import ReaderLink, ReadFailed
+from tests.support import forked_popen
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
@@ -85,6 +86,11 @@ class Linked:
         self.link.close(0.0)
         for thread in self._threads:
             thread.join(PATIENCE_S)
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked_popen.use_forks(monkeypatch)
 
 
 @pytest.fixture

@@ -289,6 +289,11 @@ def sent_in_vain(place: Path) -> dict[str, Any]:
     return {"not_taken": not_taken, "not_read": not_read, "then": loaded and loaded.step}
 
 
+def sent(place: Path) -> dict[str, Any]:
+    """Do one after the other what all ranks survive."""
+    return {function.__name__: function(place) for function in (read_once, read_once_in_shards, sent_in_vain)}
+
+
 def sent_to_the_dead(place: Path) -> dict[str, Any]:
     """Have the last rank be killed in the middle of what rank 0 sends."""
     next_piece, n_pieces = broadcast.SharedFile._next_piece, 0  # noqa: SLF001 -- the moment

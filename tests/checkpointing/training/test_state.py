@@ -19,7 +19,10 @@ from tests.support.few import few_rows
 HERE = Path(__file__).parent
 PROGRAM = str(HERE / "stating.py")
 PREFIXES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_fpw_module", "/module.")
-IMPORTS = ("numpy", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "torch._dynamo")
+IMPORTS = (
+    *("numpy", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict"),
+    *("torch._dynamo", "torch._functorch.aot_autograd", "torch._dynamo.backends.debugging"),  # the last two at the first compilation
+)
 UNCHANGED = " | give it the model and the optimizer of the training that the state is of; nothing was changed"
 
 pytestmark = pytest.mark.process
@@ -37,6 +40,14 @@ def ranks(name: str, number: int, place: Path, *more: str) -> list[dict[str, Any
     return [json.loads((place / f"rank-{rank}.json").read_text()) for rank in range(number)]
 
 
+@pytest.fixture(scope="module")
+def whole_group(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Return what each rank of one group saw in each of several functions."""
+    place = tmp_path_factory.mktemp("whole-group")
+    first, second = ranks("whole_group", 2, place)
+    return {"place": [place], **{name: [seen, second[name]] for name, seen in first.items()}}
+
+
 @pytest.mark.parametrize("more", [(), pytest.param(("all",), marks=pytest.mark.slow)], ids=["the next", "all"])
 def test_the_state_of_each_wrapping_has_the_same_names_and_trains_on_alike_in_another(more: tuple[str, ...], tmp_path: Path) -> None:
     for seen in ranks("wrappings", 2, tmp_path, *more):
@@ -47,12 +58,12 @@ def test_the_state_of_each_wrapping_has_the_same_names_and_trains_on_alike_in_an
         assert [key for key in bare for prefix in PREFIXES if prefix in key] == []
 
 
-def test_optimizers_that_keep_nothing_or_little_for_a_parameter_work_too(tmp_path: Path) -> None:
-    assert ranks("other_optimizers", 2, tmp_path) == [{"wrong": []}] * 2
+def test_optimizers_that_keep_nothing_or_little_for_a_parameter_work_too(whole_group: dict[str, list[Any]]) -> None:
+    assert whole_group["other_optimizers"] == [{"wrong": []}] * 2
 
 
-def test_each_rank_gets_its_own_generators_and_position_back_and_other_ranks_stay_fresh(tmp_path: Path) -> None:
-    for rank, seen in enumerate(ranks("own_parts", 2, tmp_path)):
+def test_each_rank_gets_its_own_generators_and_position_back_and_other_ranks_stay_fresh(whole_group: dict[str, list[Any]]) -> None:
+    for rank, seen in enumerate(whole_group["own_parts"]):
         assert seen["positions"] == [rank * 10, rank * 10]
         assert (seen["whole"], seen["shards"], seen["fresh"], seen["epoch"]) == (True, True, True, 4)
         text = "checkpointing.apply: the state has the {} of 3 ranks, and there are 2 now, which {}"
@@ -60,15 +71,15 @@ def test_each_rank_gets_its_own_generators_and_position_back_and_other_ranks_sta
         assert seen["warned"] == ([] if rank else [text.format(*pair) for pair in kept.items()])
 
 
-def test_an_average_that_rank_0_alone_has_is_taken_without_the_others(tmp_path: Path) -> None:
-    first, second = ranks("averages", 2, tmp_path)
+def test_an_average_that_rank_0_alone_has_is_taken_without_the_others(whole_group: dict[str, list[Any]]) -> None:
+    first, second = whole_group["averages"]
     both = {"names": True, "tensors": [], "loaded": []}
     assert first == {"alone": True, "equal": [], **both}
     assert second == both
 
 
-def test_a_state_that_does_not_fit_is_named_and_nothing_changes(tmp_path: Path) -> None:
-    for rank, seen in enumerate(ranks("refusals", 2, tmp_path)):
+def test_a_state_that_does_not_fit_is_named_and_nothing_changes(whole_group: dict[str, list[Any]]) -> None:
+    for rank, seen in enumerate(whole_group["refusals"]):
         prefix = "the state was not applied: "
         assert seen["on_one_rank"].startswith(f"{prefix}ema: " if rank else f"{prefix}rank 1: CheckpointingError: {prefix}ema: ")
         names = f"{prefix}model: 5 missing: 0.bias, 1.module.bias, 2.bias, 3.module.bias, and 1 more; 2 unexpected: a, b"
@@ -97,11 +108,13 @@ def test_a_kill_during_a_save_costs_that_step_in_any_wrapping(wrapping: str, num
         assert (seen["fresh"], len(seen["warned"])) == ((False, 0) if number == 2 else (True, rank == 0))
 
 
-def test_shards_are_not_saved_as_if_those_of_rank_0_were_all(tmp_path: Path) -> None:
-    first, second = ranks("whole_file", 2, tmp_path)
+def test_shards_are_not_saved_as_if_those_of_rank_0_were_all(whole_group: dict[str, list[Any]]) -> None:
+    first, second = whole_group["whole_file"]
     assert "the state is in shards (DTensor), and this file would hold those of rank 0 alone | give save sharded=True" in first["error"]
     assert first["error"] == second["error"]
-    assert not (tmp_path / "ckpt").exists()
+    (place,) = whole_group["place"]
+    assert (place / "averages" / "ckpt").is_dir()
+    assert not (place / "whole_file").exists()
 
 
 def test_one_process_without_torch_distributed_takes_and_applies_everything(tmp_path: Path) -> None:

@@ -167,17 +167,25 @@ def test_the_time_limit_of_the_group_does_not_cut_a_save_that_rank_0_still_write
 # one read for all ranks
 
 
-def save_both_forms(place: Path, n_tensors: int = 25) -> None:
+def save_both_forms(place: Path) -> None:
     """Save a state of about 40 MB, which several pieces hold, as torch saves it now and as it did before version 1.6."""
-    state = {"model": {f"layer{number}": torch.randn(380_000) for number in range(n_tensors)}, "step": 7}
+    state = {"model": {f"layer{number}": torch.randn(380_000) for number in range(25)}, "step": 7}
     for name in ("zip", "legacy"):
         (place / name).mkdir()
         torch.save(state, place / name / "step-7.pt", _use_new_zipfile_serialization=name == "zip")
 
 
-def test_one_rank_reads_a_file_and_the_others_get_it(tmp_path: Path) -> None:
-    save_both_forms(tmp_path)
-    first, *others = ranks("read_once", 3, tmp_path)
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return what each rank of one group saw in each of several functions."""
+    place = tmp_path_factory.mktemp("sent")
+    save_both_forms(place)
+    reports = ranks("sent", 3, place)
+    return {name: [report[name] for report in reports] for name in reports[0]}
+
+
+def test_one_rank_reads_a_file_and_the_others_get_it(sent: dict[str, list[dict[str, Any]]]) -> None:
+    first, *others = sent["read_once"]
     for name in ("zip", "legacy"):
         assert first[name]["share"] < 2.1, "once to verify it, and once for all"
         for seen in others:
@@ -186,8 +194,8 @@ def test_one_rank_reads_a_file_and_the_others_get_it(tmp_path: Path) -> None:
             assert (seen[name]["equal"], seen[name]["step"]) == (True, 7)
 
 
-def test_one_rank_reads_the_shards_of_a_state_that_all_ranks_have_alike(tmp_path: Path) -> None:
-    first, *others = ranks("read_once_in_shards", 3, tmp_path)
+def test_one_rank_reads_the_shards_of_a_state_that_all_ranks_have_alike(sent: dict[str, list[dict[str, Any]]]) -> None:
+    first, *others = sent["read_once_in_shards"]
     assert first["share"] < 2.3, "once to verify it, and once for all"
     for seen in others:
         assert seen["share"] < 0.1
@@ -197,9 +205,8 @@ def test_one_rank_reads_the_shards_of_a_state_that_all_ranks_have_alike(tmp_path
         assert seen["lacking"][0] == "CheckpointingError"
 
 
-def test_a_load_that_fails_on_one_rank_ends_on_all_and_they_continue(tmp_path: Path) -> None:
-    save_both_forms(tmp_path, 10)
-    first, second, third = seen = ranks("sent_in_vain", 3, tmp_path)
+def test_a_load_that_fails_on_one_rank_ends_on_all_and_they_continue(sent: dict[str, list[dict[str, Any]]]) -> None:
+    first, second, third = seen = sent["sent_in_vain"]
     assert second["not_taken"][0] == "CheckpointingError"
     assert "rank 1: CheckpointingError: checkpoint could not be loaded" in first["not_taken"][1]
     assert "it could not be read: Input/output error" in first["not_read"][1]

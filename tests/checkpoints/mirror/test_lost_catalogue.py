@@ -18,6 +18,7 @@ from supervisor.config.settings import Checkpoints, Settings
 from supervisor.core.values import replace
 from tests.checkpoints.mirror.test_feed import UploadList
 from tests.checkpoints.test_repair import JobOnDisk, Rank
+from tests.support import forked_popen
 from tests.support.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
     from checkpointing.manifest.documents import Manifest
     from supervisor.checkpoints.mirror.restore_process import RestoreAnswer
+
+
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked_popen.use_forks(monkeypatch)
 
 
 class OneMirror(UploadList):

@@ -282,8 +282,8 @@ def test_fix_clears_away_what_a_killed_supervisor_left(tmp_path: Path) -> None:
         state = tmp_path / ".supervise" / "fixed" / "nodes" / identity.node_name()
         scratch = identity.job_dir_path(state)
         assert scratch.exists()
-        alive = doctor("--fix", cwd=tmp_path)
-        assert "fixed: passed over: its supervisor runs" in alive.stderr
+        (alive,) = fix(Settings(job=JobSection(state_dir=str(tmp_path / ".supervise"))))
+        assert "fixed: passed over: its supervisor runs" in alive
         assert scratch.exists()
         job.kill()
     done = doctor("--fix", cwd=tmp_path)

@@ -54,6 +54,4 @@ def be_prober(library: str) -> None:
 
 def runner(library: Path, fake_nvml: FakeNvml) -> Runner:
     """Return a runner whose probers are such forks, and find the fake library."""
-    return Runner(
-        environ=fake_nvml.environ, start=lambda _make: cast("subprocess.Popen[bytes]", ForkedProber(library, fake_nvml.environ))
-    )
+    return Runner(environ=fake_nvml.environ, start=lambda _make: cast("subprocess.Popen[bytes]", ForkedProber(library, fake_nvml.environ)))

@@ -9,8 +9,12 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("supervisor", "checkpointing", "health")
@@ -112,9 +116,20 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def statements_of(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield each statement, without the expressions: ten times as many, in which no import stands but a call."""
+    rest = [tree]
+    while rest:
+        node = rest.pop()
+        yield node
+        for part in ("body", "orelse", "finalbody", "handlers", "cases"):
+            rest += below if isinstance(below := getattr(node, part, ()), list) else ()
+
+
 def imports_of(source: str, module: str, *, is_package: bool = False) -> list[Import]:
     imports: list[Import] = []
-    for node in ast.walk(ast.parse(source)):
+    tree = ast.parse(source)
+    for node in ast.walk(tree) if re.search("__import__|import_module", source) else statements_of(tree):
         if isinstance(node, ast.Import):
             imports += [Import(module, node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

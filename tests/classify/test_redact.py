@@ -229,21 +229,21 @@ def test_a_document_keeps_its_form() -> None:
     "line",
     few(
         [
-            "x" * 500_000,
-            "a-" * 250_000,
-            "token" * 100_000,
-            " " * 500_000,
-            "a://" * 125_000,
-            "x=" * 250_000,
-            'token="' * 75_000,
-            "token=|" + "\n" * 500_000,
-            "Cookie: " * 62_000,
+            "x" * 100_000,
+            "a-" * 50_000,
+            "token" * 20_000,
+            " " * 100_000,
+            "a://" * 25_000,
+            "x=" * 50_000,
+            'token="' * 15_000,
+            "token=|" + "\n" * 100_000,
+            "Cookie: " * 12_400,
         ],
         3,
     ),
 )
 def test_a_long_line_costs_no_more_than_its_length(line: str) -> None:
-    with costs_at_most(2):
+    with costs_at_most(0.4):
         redact.text(line)
 
 

@@ -28,6 +28,7 @@ from checkpointing.model import CheckpointingError
 from checkpointing.verification import verify
 from supervisor.cli.checkpoints import convert as command
 from supervisor.errors import SuperviseError
+from tests.support.few import few
 from tests.support.terminal import at_once
 
 if TYPE_CHECKING:
@@ -65,8 +66,21 @@ def names(place: Path) -> set[str]:
     return {path.name for path in place.iterdir()}
 
 
-def test_a_checkpoint_is_converted_and_its_losses_are_listed(source: Path) -> None:
-    code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
+def converted(order: dict[str, str], _place: object, _progress: object) -> dict[str, object]:
+    """Convert here, and not in a process of its own: that takes seconds to import torch."""
+    return work.Conversion(lambda _row: None).run(order["source"], order["target"], order["to"], order["dtype"])
+
+
+@pytest.mark.parametrize("process", few(["this", "its own"]))
+def test_a_checkpoint_is_converted_and_its_losses_are_listed(
+    source: Path, process: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if process == "this":
+        monkeypatch.setattr(command, "_run", converted)
+        code = command.convert(str(source), str(source.parent / "out.safetensors"), "safetensors", "", as_json=False)
+        out, err = capfd.readouterr()
+    else:
+        code, out, err = run(source.parent, "step_3.pt", "out.safetensors", "--to", "safetensors")
     assert (code, [line for line in err.splitlines() if not PROGRESS.match(line)]) == (0, []), "on a slow machine it shows how far it is"
     assert [line.rstrip("- ") for line in out.splitlines()] == [
         "-- converted to safetensors",

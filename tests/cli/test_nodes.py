@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 import re
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,11 +136,8 @@ def test_a_node_that_is_not_excluded_cannot_be_allowed(settings: Settings, capsy
 
 @pytest.mark.process
 def test_no_job_begins_on_an_excluded_node_and_the_error_names_the_remedy(tmp_path: Path) -> None:
-    def supervise(*words: str) -> subprocess.CompletedProcess[str]:
-        command = ["supervise", *words]
-        return subprocess.run(command, env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603
-
-    call_nodes = functools.partial(preloaded.command_text, "nodes", cwd=tmp_path, environ=clean_environment())
+    supervise = functools.partial(preloaded.command_text, cwd=tmp_path, environ=clean_environment())
+    call_nodes = functools.partial(supervise, "nodes")
     assert call_nodes("exclude", HERE, "--why", "its disk fails").returncode == 0
     refused = supervise("--", "true")
     assert refused.returncode == ExitCode.BAD_NODE

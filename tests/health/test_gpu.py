@@ -27,6 +27,7 @@ from supervisor.observe.hangs.look import Look, ProcessLook, RankLook
 from supervisor.observe.hangs.rank_progress import RankProgress
 from supervisor.observe.hangs.recorder import Collective, ProcessGroup, RecordedCollectives
 from tests.health.harmless_commands import are_apart
+from tests.support import forked_prober
 from tests.support.fake_nvml import FakeNvml
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
 
 @pytest.fixture
-def runner(fake_nvml: FakeNvml) -> Iterator[Runner]:
-    runner = Runner(environ=fake_nvml.environ)
+def runner(fake_library: Path, fake_nvml: FakeNvml) -> Iterator[Runner]:
+    runner = forked_prober.runner(fake_library, fake_nvml)
     yield runner
     runner.close()
 
@@ -250,7 +251,7 @@ def test_a_state_is_judged(row: Row, fake_library: Path, one_prober: tuple[Path,
     with contextlib.ExitStack() as own:
         if row.check in READ_ONCE:
             state = tmp_path / "state"
-            runner = own.enter_context(contextlib.closing(Runner(environ=FakeNvml(fake_library, state).environ)))
+            runner = own.enter_context(contextlib.closing(forked_prober.runner(fake_library, FakeNvml(fake_library, state))))
         is_judged(row, FakeNvml(fake_library, state), runner, tmp_path)
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -13,8 +11,10 @@ import pytest
 
 from supervisor.job import identity
 from supervisor.node.gpu_quarantine import GpuQuarantine, QuarantinedGpu
+from tests.support import preloaded
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
     from tests.support.fake_nvml import FakeNvml
@@ -24,8 +24,8 @@ UUID = "GPU-00000000-0000-4000-8000-00000000000"
 
 
 def gpus(place: Path, fake: FakeNvml, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "supervisor", "nodes", "gpus", *words, "--state-dir", str(place / "jobs")]
-    return subprocess.run(argv, cwd=place, env={**fake.environ, **environ}, capture_output=True, text=True, timeout=120, check=False)  # noqa: S603  ours
+    given = ("nodes", "gpus", *words, "--state-dir", str(place / "jobs"))
+    return preloaded.command_text(*given, cwd=place, environ={**fake.environ, **environ})
 
 
 @pytest.mark.slow

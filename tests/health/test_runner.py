@@ -296,7 +296,7 @@ def test_a_prober_that_is_ended_is_ended_with_its_children(tmp_path: Path, hangs
         f" subprocess.Popen(['sh', '-c', {program!r}])\n time.sleep({600 if hangs else 0.1})\n"
     )
     runner = plugged(tmp_path, source, start=_slow)
-    now = runner.sweep(FOREIGN, Ask(deadline_s=2.0 if hangs else 20.0))
+    now = runner.sweep(FOREIGN, Ask(deadline_s=1.0 if hangs else 20.0))
     assert {now.table(OUTCOME, f"probe:{name}")["state"] for name in FOREIGN} == {"hung" if hangs else "answered"}
     pids = [str(result.value) for result in now.of("a")]
     assert len(pids) == len(FOREIGN)

@@ -35,7 +35,7 @@ def build(compiler: str, directory: Path) -> Path:
     """Compile the library into the directory."""
     library = directory / "libnvidia-ml.so.1"
     subprocess.run(  # noqa: S603 -- the compiler, and our own source
-        [compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-o", str(library), str(SOURCE)],
+        [compiler, "-O1", "-shared", "-fPIC", "-pthread", "-w", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(SOURCE)],
         check=True,
         timeout=100,
         capture_output=True,

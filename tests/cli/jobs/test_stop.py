@@ -63,21 +63,25 @@ def began(place: Path, name: str = "began") -> None:
 
 
 @pytest.mark.process
-def test_a_job_is_stopped_by_its_name_and_its_end_is_shown(
+def test_a_job_is_stopped_by_its_name_and_its_end_is_shown_and_how_to_start_it_again(
     tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    job = supervise("--job", "train", "--", "sh", "-c", "touch began; sleep 1000")
+    options = [f"--option{number:03}=value{number:03}" for number in range(100)]
+    job = supervise("--job", "train", "--", "sh", "-c", "touch began; sleep 1000", "--hub-token=hunter2", "my dir/x", *options)
     began(tmp_path)
     assert main(["stop", "--job", "train"]) == 0
     assert job.wait(60) == 143
     out, err = capsys.readouterr()
-    shown, again = out.splitlines()
+    shown, again, first = out.splitlines()
     assert shown.startswith("job train: stopped")
     assert shown.endswith("(exit code 143)")
     assert again.startswith("start it again: ")
-    assert again.endswith("--job train -- sh -c 'touch began; sleep 1000'")
+    words = f"""'touch began; sleep 1000' --hub-token="${{HUB_TOKEN:?}}" 'my dir/x' {" ".join(options)}"""
+    assert again.endswith(f"--job train -- sh -c {words}"), "the whole command, with a variable for each secret"
+    assert "hunter2" not in again
+    assert first == "set HUB_TOKEN first: secrets are not shown"
     assert f"job train: asked to stop (pid {job.pid}); waiting up to 120 s" in err
     assert main(["stop", "--job", "train"]) == 0
     assert capsys.readouterr().out.startswith("job train does not run: stopped")
@@ -85,22 +89,6 @@ def test_a_job_is_stopped_by_its_name_and_its_end_is_shown(
     assert capsys.readouterr().out == f"no job runs here: {tmp_path / '.supervise'}\n"
     assert main(["stop", "--job", "tran"]) == 64
     assert stat.S_IMODE((tmp_path / ".supervise/train/digest.key").stat().st_mode) == 0o600, "what the run hid is keyed"
-
-
-@pytest.mark.process
-def test_how_to_start_again_is_the_whole_command_with_a_variable_for_each_secret(
-    tmp_path: Path, supervise: Callable[..., subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    options = [f"--option{number:03}=value{number:03}" for number in range(100)]
-    supervise("--job", "train", "--", "sh", "-c", "touch began; sleep 1000", "--hub-token=hunter2", "my dir/x", *options)
-    began(tmp_path)
-    assert main(["stop", "--job", "train"]) == 0
-    _, again, first = capsys.readouterr().out.splitlines()
-    assert "hunter2" not in again
-    assert again.endswith(f"""'touch began; sleep 1000' --hub-token="${{HUB_TOKEN:?}}" 'my dir/x' {" ".join(options)}""")
-    assert first == "set HUB_TOKEN first: secrets are not shown"
 
 
 @pytest.mark.slow

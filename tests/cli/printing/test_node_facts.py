@@ -69,15 +69,14 @@ def test_gpus_on_two_sockets(fake_nvml: FakeNvml, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "environ", "gpus", "why"),
     [
-        ({"all.mig": 1}, {}, 0, "MIG splits its GPUs"),
-        ({"init_error": 9}, {}, 0, "no GPU is visible here ("),
-        ({"0.name": "A", "1.name": "B"}, {}, 4, ""),
-        ({}, {"CUDA_VISIBLE_DEVICES": "1,3"}, 2, ""),
-        ({}, {"CUDA_VISIBLE_DEVICES": ""}, 0, "no GPU is visible here"),
-        ({}, {"NVIDIA_VISIBLE_DEVICES": "none"}, 0, "no GPU is visible here"),
-        ({"3.capability": 75}, {}, 4, ""),
+        pytest.param({"all.mig": 1}, {}, 0, "MIG splits its GPUs", id="mig"),
+        pytest.param({}, {"CUDA_VISIBLE_DEVICES": "1,3"}, 2, "", id="some"),
+        pytest.param({"3.capability": 75}, {}, 4, "", id="precision"),
+        pytest.param({"init_error": 9}, {}, 0, "no GPU is visible here (", id="driver", marks=pytest.mark.slow),
+        pytest.param({"0.name": "A", "1.name": "B"}, {}, 4, "", id="kinds", marks=pytest.mark.slow),
+        pytest.param({}, {"CUDA_VISIBLE_DEVICES": ""}, 0, "no GPU is visible here", id="none", marks=pytest.mark.slow),
+        pytest.param({}, {"NVIDIA_VISIBLE_DEVICES": "none"}, 0, "no GPU is visible here", id="container", marks=pytest.mark.slow),
     ],
-    ids=["mig", "driver", "kinds", "some", "none", "container", "precision"],
 )
 def test_gpus_are_counted_where_their_number_is_known(  # noqa: PLR0913, PLR0917  a case
     fake_nvml: FakeNvml,

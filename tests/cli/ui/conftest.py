@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support import forks
+from tests.support.forks import Fork
+from tests.support.preloaded import COMMANDS
 from tests.support.supervised import clean_environment
 from tests.support.waiting import wait_for
 
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Patience with a busy machine.
 PATIENCE_S = 60.0
+#: What the command imports once it is called.
+IMPORTS = (*COMMANDS, "supervisor.cli.ui.command", "supervisor.cli.ui.app", "supervisor.cli.ui.server", "supervisor.cli.ui.watched_jobs")
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Answer:
 class ServedPage:
     """One `supervise ui` process. `at` is the address that it printed."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Fork
     error_file: Path
     headers: dict[str, str] = field(default_factory=dict)
 
@@ -100,25 +106,36 @@ class ServedPage:
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., ServedPage]]:
-    """Give a function that serves the page of a state directory; each ends with the test."""
+    """Give a function that serves the page of a state directory; each ends with the test.
+
+    It is a fork of a process that has imported what it needs, of a python with the words `python`, or the program with the words `words`.
+    """
     pages: list[ServedPage] = []
 
     def start(
-        state: Path, *options: str, listen: str = "0", token: str = "", words: tuple[str, ...] = ("supervise",), **environment: str
+        state: Path,
+        *options: str,
+        listen: str = "0",
+        token: str = "",
+        words: tuple[str, ...] = (),
+        python: tuple[str, ...] = ("-m", "supervisor"),
+        **environment: str,
     ) -> ServedPage:
         error_file = tmp_path / f"ui-{len(pages)}"
         if token:
             (tmp_path / "ui-token").write_text(token)
             options += ("--set", f"ui.token_file={tmp_path / 'ui-token'}")
-        with error_file.open("wb") as error:
-            process = subprocess.Popen(  # noqa: S603  the program under test
-                [*words, "ui", "--state-dir", str(state), "--listen", listen, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=error,
-                stderr=error,
-                cwd=tmp_path,
-                env=clean_environment(**environment),
-            )
+        arguments = ("ui", "--state-dir", str(state), "--listen", listen, *options)
+        environ = clean_environment(**environment)
+        process: subprocess.Popen[bytes] | Fork
+        with error_file.open("wb") as error, open(os.devnull, "rb") as nothing:  # noqa: PTH123
+            if words:
+                process = subprocess.Popen(  # noqa: S603  the program under test
+                    [*words, *arguments], stdin=nothing, stdout=error, stderr=error, cwd=tmp_path, env=environ
+                )
+            else:
+                streams = (nothing.fileno(), error.fileno(), error.fileno())
+                process = Fork(forks.PROGRAM, *python, *arguments, imports=IMPORTS, environ=environ, cwd=tmp_path, descriptors=streams)
         pages.append(ServedPage(process, error_file))
         return pages[-1]
 

@@ -12,7 +12,6 @@ import re
 import signal
 import socket
 import stat
-import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -27,7 +26,7 @@ from supervisor.core.events import ProgressObserved
 from supervisor.core.model import Phase
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.job import identity
-from tests.cli.ui.conftest import PATIENCE_S, moment_later, spent_s
+from tests.cli.ui.conftest import IMPORTS, PATIENCE_S, moment_later, spent_s
 from tests.support import preloaded
 from tests.support.few import few, few_rows
 from tests.support.figures import within
@@ -173,7 +172,7 @@ def test_a_request_for_another_host_name_is_refused(serve: Serve, root: Path, wr
 
 def test_the_page_is_unreadable_without_the_printed_token_even_on_loopback(serve: Serve, root: Path, written: RecordedJob) -> None:
     written.close()
-    page = serve(root)
+    page = serve(root, words=("supervise",))
     assert len(page.token) >= 32
     stranger = replace(page, headers={"authorization": ""})
     for path in ("/", "/live.js", "/nowhere", path_of(written), "/?token=", "/?token=wrong", f"/?token={page.token[:-1]}"):
@@ -240,7 +239,7 @@ def test_the_token_may_be_in_a_file_and_is_shown_nowhere(serve: Serve, root: Pat
     written.close()
     file = tmp_path / "token"
     file.write_text(f"{TOKEN}\n")
-    page = serve(root, SUPERVISE_UI_TOKEN_FILE=str(file))
+    page = serve(root, words=("supervise",), SUPERVISE_UI_TOKEN_FILE=str(file))
     assert (page.ask().status, page.ask(authorization=f"Bearer {TOKEN}").status) == (401, 200)
     assert "with your token" in page.stderr
     assert page.token == "", "it is not printed"
@@ -268,7 +267,8 @@ def test_a_server_that_cannot_start_names_the_reason(tmp_path: Path, listen: str
     (tmp_path / "token").write_text(token)
     given = ("--set", "ui.token_file=token") if token else ()
     environ = clean_environment()
-    done = preloaded.command_text("ui", "--state-dir", "state", "--listen", listen, *given, cwd=tmp_path, environ=environ)
+    words = ("ui", "--state-dir", "state", "--listen", listen, *given)
+    done = preloaded.command_text(*words, cwd=tmp_path, environ=environ, imports=IMPORTS)
     assert done.returncode == code
     assert text in done.stderr
     assert "Traceback" not in done.stderr
@@ -376,7 +376,7 @@ def test_the_server_ends_at_once_with_0_while_browsers_stay_connected(serve: Ser
 def test_the_server_ends_at_once_where_a_disk_hangs(serve: Serve, root: Path, written: RecordedJob, signum: int) -> None:
     written.close()
     hangs = "import time; from supervisor.cli.ui.watched_jobs import WatchedJobs as w; w.rows = lambda _: time.sleep(1000)"
-    page = serve(root, words=(sys.executable, "-c", f"{hangs}; from supervisor.cli.main import main; main()"))
+    page = serve(root, python=("-c", f"{hangs}; from supervisor.cli.main import main; main()"))
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=PATIENCE_S)
     connection.request("GET", "/", headers={"authorization": f"Bearer {page.token}"})
     moment_later()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from health.nodecheck import report
+from tests.support import preloaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,9 @@ def _accused(report: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_dying_rank_is_named() -> None:
-    document, code = _check("--deadline", "240", "--rehearse", "die:1:1", ranks=2)
+    words = ("-m", "health.nodecheck", "--json", "--deadline", "240", "--rehearse", "die:1:1")
+    done = preloaded.run(*words, ranks=2)  # how the command starts ranks of its own is held by test_start.py
+    document, code = json.loads(done.stdout), done.returncode
     accused = _accused(document)
     assert set(accused) == {"rank:1"}, document["results"]
     assert "killed by SIGKILL" in accused["rank:1"]

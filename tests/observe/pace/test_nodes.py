@@ -135,9 +135,9 @@ def test_the_sentence_holds_facts_of_the_kernel_and_the_health_checks() -> None:
 
 
 NOBODY: dict[str, Job] = {
-    "all are alike": Job(4, slow()),
     "all are slow: the disk of all": Job(4, slow(0, 1, 2, 3, since_s=MEASURED_S)),
     "one is slower by 15 %": Job(4, slow(2, factor=1.15)),
+    "all are alike": Job(4, slow()),
     "one is slow for 4 minutes": Job(4, slow(2, since_s=MEASURED_S, until_s=MEASURED_S + 4 * MINUTE_S)),
     "one is slow for 4 minutes, and again": Job(4, lambda node, t: 0.75 if node == 2 and t % 360 < 240 else 0.5),
     "another one each minute": Job(4, lambda node, t: 1.0 if node == t // MINUTE_S % 4 else 0.5),
@@ -153,7 +153,7 @@ NOBODY: dict[str, Job] = {
 
 
 @pytest.mark.parametrize("minutes", few([16, 25]))
-@pytest.mark.parametrize("name", few(NOBODY, 4))
+@pytest.mark.parametrize("name", few(NOBODY, 2))
 def test_no_node_is_called_slow(name: str, minutes: int) -> None:
     assert replace(NOBODY[name], news=[], texts=[]).run(minutes * MINUTE_S) == []
 
@@ -174,8 +174,9 @@ def test_time_in_which_the_comparing_supervisor_was_away_counts_for_nobody() -> 
         assert judge.take(t, {"a": NodePace(at, 0.5, 0.95), "b": NodePace(at, 0.5, 0.5)}) == []
 
 
-def test_a_dozen_healthy_jobs_with_noise_evaluations_and_saves_raise_no_alert() -> None:
-    for seed in range(12):
+@pytest.mark.parametrize("seeds", few([range(6), range(6, 30)]))
+def test_healthy_jobs_with_noise_evaluations_and_saves_raise_no_alert(seeds: range) -> None:
+    for seed in seeds:
         source = random.Random(seed)  # noqa: S311  no secret
         nodes, base, spread, every = source.choice([2, 3, 8]), source.uniform(0.3, 3), source.uniform(0.02, 0.3), source.uniform(100, 1000)
         skew = [source.uniform(0.95, 1.05) for _ in range(nodes)]

@@ -95,7 +95,7 @@ identity = ProcessIdentity('/nowhere', {directory!r}, 'rank')
 beat = HeartbeatWriter(identity.pid, identity.start_ticks, 0)
 assert claim(identity, beat, TRAINS)
 clock = {{layout.TRAIN: 11, layout.CHECKPOINT: 22 << 50}}
-for _ in range(200_000):
+for _ in range(100_000):
     for phase in clock:
         supervisor.instrument._supervise_shim.heartbeat.monotonic_ns = lambda: clock[phase]
         beat.enter(phase)

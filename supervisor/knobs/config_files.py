@@ -130,7 +130,7 @@ def _tree(text: str, form: str) -> dict[str, Any]:
         else:
             tree = _yaml(text)
     except (ValueError, RecursionError) as error:
-        raise EditError(f"it is no {form.upper()}: {_one_line(error)}") from error
+        raise EditError(f"it is not {form.upper()}: {_one_line(error)}") from error
     if not isinstance(tree, dict):
         raise EditError("it holds no keys")
     return tree

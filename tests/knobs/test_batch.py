@@ -63,8 +63,8 @@ def test_another_world_size_keeps_the_product_or_is_refused(micro: int, steps: i
         (size("8"), accum(""), 2, "write --accum out"),
         (size("8", "global"), accum("1"), 0, "how many ranks"),
         (size("8"), accum("8", "world"), 0, "how many ranks"),
-        (size("9", "global"), accum("1"), 2, "no multiple of 2 ranks"),
-        (size("8"), accum("9", "world"), 2, "no multiple of the 2 ranks"),
+        (size("9", "global"), accum("1"), 2, "not a multiple of 2 ranks"),
+        (size("8"), accum("9", "world"), 2, "not a multiple of the 2 ranks"),
         (size("8", "global"), accum("", "derived"), 2, "nothing sets the micro-batch"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_smaller_micro_batch_and_another_number_of_ranks_keep_what_is_shared()
     assert batch == asked(64, 10)
     assert str(batch) == "64, shared by 4 ranks, 10 at once on the least memory"
     fewer = for_world(batch, 3)
-    assert fewer == replace(batch, world=3), "64 is no multiple of 3, and is shared all the same"
+    assert fewer == replace(batch, world=3), "64 is not a multiple of 3, and is shared all the same"
     less = smaller(batch)
     assert less == replace(batch, micro=5)
     assert isinstance(less, Batch)
@@ -172,8 +172,8 @@ def test_without_an_exact_plan_no_rank_starts_unless_drift_is_allowed(tmp_path: 
         ((DECLARED[0], "grad_accum:64=plan:2,1"), "a plan is declared as grad_accum:planned:GLOBAL_BATCH=plan:"),
         ((DECLARED[0], "grad_accum:planned:64=--accum"), "a plan is declared as grad_accum:planned:GLOBAL_BATCH=plan:"),
         ((DECLARED[0], "grad_accum:planned=plan:2,1"), "its value is not known"),
-        ((DECLARED[0], "grad_accum:planned:64=plan:2@80,1"), "no list of SPEED@MEMORY or SPEED"),
-        ((DECLARED[0], "grad_accum:planned:64=plan:2,0"), "no list of SPEED@MEMORY or SPEED"),
+        ((DECLARED[0], "grad_accum:planned:64=plan:2@80,1"), "not a list of SPEED@MEMORY or SPEED"),
+        ((DECLARED[0], "grad_accum:planned:64=plan:2,0"), "not a list of SPEED@MEMORY or SPEED"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_at_the_start(declared: tuple[str, ...], why: str, tmp_path: Path) -> None:

@@ -161,6 +161,7 @@ _DRILL = "`supervise drill` does not put in this fault"
 OTHERS: tuple[TorchRequirement, ...] = (
     TorchRequirement("torch.optim.optimizer", "register_optimizer_step_post_hook", without=_STEPS),
     TorchRequirement("torch.autograd", "_engine_run_backward|backward", without="no backward pass is seen"),
+    TorchRequirement("torch.autograd", "_profiler_enabled", without="a trace takes away the events of a script that profiles itself"),
     TorchRequirement("torch.cuda", "_queued_calls", without=_STANDBY),
     TorchRequirement("torch.cuda", "_initialized", without="the parts of a step are timed without the GPU"),
     TorchRequirement("torch.utils._device", "CURRENT_DEVICE", without=_STANDBY),

@@ -166,6 +166,9 @@ class TorchTrace:
             self.is_running, self.is_over = False, True
 
     def _begin(self) -> None:
+        # torch has one profiler at a time: a second one fails, or (2.13) takes the first one's events without a word
+        if getattr(sys.modules["torch"].autograd, "_profiler_enabled", bool)():
+            raise RuntimeError("the script runs torch's profiler itself, and torch has one at a time: its own trace has these steps")
         profiler = sys.modules["torch.profiler"]
         kinds = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if uses_cuda() else [])]
         self._profiler = profiler.profile(activities=kinds)

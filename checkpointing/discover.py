@@ -215,7 +215,7 @@ def find_in(path: str) -> Listing:
 
 
 def allocated_bytes(candidate: Candidate) -> int:
-    """Return how many bytes a checkpoint takes on its disk: the size of a torn one may be what it was to become. Raises OSError."""
+    """Return how many bytes a checkpoint takes on its disk: the size of a torn one may be that of the whole. Raises OSError."""
     size = candidate.identity.size
     return size if candidate.is_directory else min(size, os.stat(candidate.path).st_blocks * 512)  # noqa: PTH116 -- as above
 

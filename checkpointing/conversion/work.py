@@ -1,4 +1,4 @@
-"""Runs one conversion: reads each tensor once, writes it, reads the target again, and names what is left out."""
+"""Runs one conversion: reads each tensor once, writes it, reads the target again, and names its omissions."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Conversion:
 
 
 def prepared(source: SourceCheckpoint, to: str, dtype: torch.dtype | None) -> _Content:
-    """Return the content of the target, and what it leaves out. Raises CheckpointingError if nothing would be left.
+    """Return the content of the target, and its omissions. Raises CheckpointingError if nothing would be left.
 
     safetensors and hf hold the model's weights and nothing else: their loaders expect that. dtype applies to the weights alone.
     """

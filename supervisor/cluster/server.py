@@ -1,7 +1,8 @@
 """Serves the coordinator (coordinator.py) over TCP, in a thread of its own: no peer and no disk holds up the supervisor's loop.
 
 A connection that sends anything but a greeting and messages is closed, and nobody else notices; one of another version or another job is
-told why first. A node that opens a second connection lost the first. A reader (reader.py) and a guardian have the key but are not nodes.
+informed of the reason first. A node that opens a second connection lost the first. A reader (reader.py) and a guardian have the key but
+are not nodes.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def require_command(command: Sequence[str], environ: Mapping[str, str]) -> None:
 def _not_found(command: Sequence[str]) -> tuple[str, str]:
     word = command[0]
     if not word.strip():
-        return "no such command: its first word is empty", "See whether a variable in it is unset; the command stands after `--`."
+        return "no such command: its first word is empty", "See whether a variable in it is unset; the command comes after `--`."
     if word == "torchrun":
         hint = f"It comes with torch: activate the job's environment, or install torch there ({TORCH_BUILDS})."
         return f"no such command: {word}: it is not on PATH, or not executable", hint

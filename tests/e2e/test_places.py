@@ -126,7 +126,8 @@ def test_a_slow_state_directory_is_named_and_the_job_does_not_wait_for_each_of_i
         run = supervise(sys.executable, *JOB, "--save-every=10", options=RESUMING, SUPERVISE_CHECKPOINTS_FINISH_S="200")
         run.state = tmp_path / "behind"
         assert run.exit_code(300) == 0
-        waits, *degraded, lost = warnings(run)
+        # a catalogue that is written so slowly holds up the look at the checkpoints, too
+        waits, *degraded, lost = (text for text in warnings(run) if not text.startswith("no byte for 30 s from "))
         assert waits == f"waiting for {tmp_path}/state, {WAITS}"
         assert re.fullmatch(rf"{LOST}: {tmp_path}/state/\S+/journal.jsonl: no answer for \d s", lost)
         assert degraded

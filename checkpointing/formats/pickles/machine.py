@@ -22,7 +22,7 @@ _FACTS: Final = frozenset({*STEP_KEYS, "tensor_model_parallel_size", "pipeline_m
 _MOST_VALUES: Final = 64
 _KEYS: Final = frozenset({*STEP_KEYS, *EPOCH_KEYS})
 _LONGEST_TEXT: Final = 256  # keys of storages and of steps are short; longer text is of no interest
-_MOST_NAMES: Final = 8  # enough to show what is wrong with a pickle
+_MOST_NAMES: Final = 8  # enough to show the defect of a pickle
 _GETATTR: Final = ("builtins getattr", "__builtin__ getattr")
 # These do not call their arguments. A call of partial's result is always refused; the result of getattr is judged by its name.
 _HOLDERS: Final = ("functools partial", *_GETATTR)

@@ -134,7 +134,7 @@ def _incident_text(last: IncidentStatus) -> str:
 def joined(rows: Iterable[JobRow]) -> list[JobRow]:
     """Return a row for each job. rows: one for each job and node, the last changed first.
 
-    The nodes of the last meeting are one job, and the most urgent of their rows stands for all. A node that met them before,
+    The nodes of the last meeting are one job, and the most urgent of their rows represents all. A node that met them before,
     and left, is shown with them. A node that never met them has a row of its own.
     """
     by_job: dict[str, list[JobRow]] = {}

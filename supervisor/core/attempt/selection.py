@@ -82,7 +82,7 @@ def _begin(state: JobState, event: CheckpointSelected) -> Step:
 
 
 def _passed_over(state: JobState, event: CheckpointSelected) -> Iterator[PrintMessage]:
-    """Name the checkpoints that may be whole and were not taken, though they are newer: what was trained up to them is trained again."""
+    """Name the checkpoints that may be whole and were not taken, though they are newer: the steps up to them are made again."""
     gets_from_us = not programs.resumes_itself(state) and (state.run.policy.checkpoints_declared or programs.resume_knob(state) is not None)
     rows = dict(event.silent) | (dict(event.passed_over) if gets_from_us else {})
     for path, why in tuple(rows.items())[:_MOST_NAMED]:

@@ -2,7 +2,7 @@
 
     <state_dir>/.drill-XXXXXXXX/     0700, removed at the end
         work/      the working directory: its directories are made anew, each file is a link to the original
-        tmp/       TMPDIR
+        tmp/       TMPDIR; by a short link in the node's own where sockets would have too long a path there
         state/     the state directory of the drill's own job; it is kept where the drill failed
 
 A checkpoint that is known (declared, or discovered in an earlier run) is left out, so the training begins from scratch. A link is safe:
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 MOST_ENTRIES: Final = 20_000
 #: Paths that stay writable beside the scratch directory: devices and shared memory, the process's own /proc, and caches.
 _SYSTEM: Final = ("/dev", "/proc")
+#: A longer TMPDIR has no room for the sockets below it that a loader's workers need: of 107 bytes their names take 32.
+_LONGEST_TMPDIR: Final = 75
 #: The one of these that may hold a user's checkpoints.
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  not of the drill: the user names it
 _CACHES: Final = ("XDG_CACHE_HOME", "HF_HOME", "TORCH_HOME", "TRITON_CACHE_DIR")
@@ -46,11 +48,15 @@ _CACHES_AT_HOME: Final = ("~/.cache", "~/.triton", "~/.nv")
 
 
 class ScratchDirectory(Struct, frozen=True):
-    """One scratch directory. writable: further directories that the command may write. lock: the open root (-1: not locked)."""
+    """One scratch directory. writable: further directories that the command may write. lock: the open root (-1: not locked).
+
+    short: a link to its TMPDIR, None where the path of that is short enough.
+    """
 
     root: Path
     writable: tuple[str, ...] = ()
     lock: int = -1
+    short: Path | None = None
 
     @property
     def work(self) -> Path:
@@ -64,7 +70,7 @@ class ScratchDirectory(Struct, frozen=True):
 
     def enter(self) -> None:
         """Make `work` this process's working directory, for good, and let it write nowhere else. Raises SuperviseError."""
-        temporary = str(self.root / "tmp")
+        temporary = str(self.short or self.root / "tmp")
         # unbuffered: a rank that is killed has printed the losses of its steps
         os.environ.update({"PWD": str(self.work), "TMPDIR": temporary, "PYTHONUNBUFFERED": "1"})
         tempfile.tempdir = None
@@ -76,6 +82,8 @@ class ScratchDirectory(Struct, frozen=True):
         """Remove what the command wrote. Links are removed, and never what they lead to."""
         for directory in (self.work, self.root / "tmp"):
             shutil.rmtree(directory, ignore_errors=True)
+        if self.short is not None:
+            self.short.unlink(missing_ok=True)
 
     def remove(self, *, keep_state: bool) -> None:
         """Remove it. keep_state: the journal and the logs stay."""
@@ -123,7 +131,10 @@ def make(  # noqa: PLR0913  where, of what, and what may be written
         with contextlib.ExitStack() as undo:
             root = Path(tempfile.mkdtemp(prefix=DRILL_PREFIX, dir=parent))
             undo.callback(shutil.rmtree, root, ignore_errors=True)
-            scratch = ScratchDirectory(root, writable, lock=_locked(root))
+            short = _short_link(root / "tmp")
+            if short is not None:
+                undo.callback(short.unlink)
+            scratch = ScratchDirectory(root, writable, lock=_locked(root), short=short)
             for directory in (scratch.work, scratch.state, root / "tmp"):
                 directory.mkdir(mode=0o700)
             link_files(original, scratch.work, checkpoints, excluded={root, *excluded})
@@ -176,6 +187,16 @@ def _link(path: str, place: str) -> None:
     os.symlink(target, place)  # noqa: PTH211  strings throughout
 
 
+def _short_link(temporary: Path) -> Path | None:
+    """Return a new link to a directory whose path is too long for a TMPDIR. Raises OSError."""
+    if len(os.fsencode(temporary)) <= _LONGEST_TMPDIR:
+        return None
+    place = Path(tempfile.mkdtemp(prefix=DRILL_PREFIX))
+    place.rmdir()  # its name is nobody else's
+    place.symlink_to(temporary)
+    return place
+
+
 def _locked(root: Path) -> int:
     """Return an open descriptor that holds the lock; it holds none where the file system has no locks. Raises OSError."""
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -184,7 +205,11 @@ def _locked(root: Path) -> int:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what earlier drills left, if their locks prove that none of them runs."""
+    """Remove what earlier drills left, if their locks prove that none of them runs; and links whose directory is gone."""
+    for link in Path(tempfile.gettempdir()).glob(f"{DRILL_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if link.is_symlink() and not link.exists() and link.lstat().st_uid == os.geteuid():
+                link.unlink()
     for left in parent.glob(f"{DRILL_PREFIX}*"):
         with contextlib.suppress(OSError):  # BlockingIOError: it runs
             fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

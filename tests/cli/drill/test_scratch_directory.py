@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -96,6 +97,28 @@ def test_the_next_drill_removes_a_killed_ones_directory_and_keeps_running_ones(p
     for scratch in (directory, running):
         scratch.remove(keep_state=False)
     assert (project / "train.py").exists()
+
+
+def test_the_sockets_of_a_loaders_workers_have_room_below_a_long_working_directory(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "node"
+    temporary.mkdir()
+    (temporary / ".drill-killed").symlink_to("gone")
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    deep = project / ("d" * 60)
+    deep.mkdir()
+    monkeypatch.setattr(scratch_directory, "_LONGEST_TMPDIR", len(str(deep)))
+    directory = scratch_directory.make(deep, project, ())
+    assert directory.short is not None
+    assert [path.name for path in temporary.iterdir()] == [directory.short.name], "a killed drill's link is gone"
+    (directory.short / "file").touch()
+    assert (directory.root / "tmp" / "file").exists()
+    directory.remove(keep_state=False)
+    assert list(temporary.iterdir()) == []
+    short = scratch_directory.make(project, project, ())
+    assert short.short is None
+    short.remove(keep_state=False)
 
 
 def test_a_kernel_that_cannot_confine_is_refused_before_anything_is_made(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

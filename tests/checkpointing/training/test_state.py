@@ -160,7 +160,7 @@ def test_a_rank_of_which_nothing_is_proven_is_awaited_as_long_as_the_group_says(
     for rank, seen in enumerate(waiting):
         assert seen["s"] >= 4
         assert seen["error"].startswith(
-            "CheckpointingError: the state was not taken: only 2 of 3 ranks came within 4 s; rank 2 did not: it st"
+            "CheckpointingError: the state was not taken: only 2 of 3 ranks came within 4 s; rank 2 did not: it is at stating.py:"
         )
         assert seen["error"].endswith("in _stands_here")
         assert len(seen["warned"]) == (rank == 0)  # once, for all
@@ -172,7 +172,7 @@ def test_a_rank_in_a_collective_that_does_not_need_this_one_is_awaited(tmp_path:
     first, *_ = ranks("rank_in_a_group", 3, tmp_path)
     assert first["s"] >= 4
     assert first["error"].startswith(
-        "CheckpointingError: the state was not taken: only 1 of 3 ranks came within 4 s; rank 1 did not: it st"
+        "CheckpointingError: the state was not taken: only 1 of 3 ranks came within 4 s; rank 1 did not: it is at stating.py:"
     )
     assert "will not come" not in first["error"]
 

@@ -111,7 +111,7 @@ def test_each_checkpoint_is_verified_and_sent_by_one_node(
     assert sorted(sent) == sorted(f"rank{rank}_step_{step}.pt" for rank in (0, 1) for step in range(1, STEPS + 1)), "each once"
     runs_of: dict[str, set[str]] = {"rank0": set(), "rank1": set()}
     for path in mirror.rglob("data/*"):
-        runs_of[path.name.partition("_")[0]].add(path.parts[-4])  # <job>/<run>/<checkpoint>/data/<file>
+        runs_of[path.name.partition("_")[0]].add(path.parts[-6])  # <job>/<run>/attempt-<n>/step-<n>/<nonce>/data/<file>
     assert [len(names) for names in runs_of.values()] == [1, 1]
     assert runs_of["rank0"] != runs_of["rank1"], "each by the node whose rank saved it"
 

@@ -20,7 +20,7 @@ TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node=1", "ddp_small.py"]
 TRAIN = [*TORCHRUN, "--light", "--step-ms=50", "--steps=100000", "--print-losses", "--save-every=20"]
 #: A row of the table.
 ROW = re.compile(
-    r"^\d+ {2,}(?P<fault>.+?) {2,}(?P<step>\d+) {2,}[\d.]+ s {2,}(?P<again>\d*) {2,}(?P<said>.+?) {2,}(?P<right>yes|no)$",
+    r"^ *\d+ {2,}(?P<fault>.+?) {2,}(?P<step>\d+) {2,}[\d.]+ s {2,}(?P<again>\d*) {2,}(?P<said>.+?) {2,}(?P<right>yes|no)$",
     re.MULTILINE,
 )
 

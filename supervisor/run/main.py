@@ -318,7 +318,7 @@ class JobRun:
                 lambda took: restore_process.list_manifests(self.job, took, say),
             )
 
-        asked = mirror_session.run_beside(ask, self.upkeep.before_the_loop, self.signals.requested)
+        asked = mirror_session.run_beside(ask, self.upkeep.without_the_loop, self.signals.requested)
         if asked is None:
             return
         answer = asked.answer
@@ -425,7 +425,7 @@ class JobRun:
 
         self.notifier.extend_timeout(left_s + END_DEADLINE_S)
         self.loop_beat.beat(left_s + END_DEADLINE_S + loop_beat.BELIEVED_S)
-        wait = mirror_session.EndWait(left_s, shortened_s, self.signals.received, self.terminal.message, self.upkeep.before_the_loop)
+        wait = mirror_session.EndWait(left_s, shortened_s, self.signals.received, self.terminal.message, self.upkeep.without_the_loop)
         return mirror_session.finish(self.reader, self.mirror, watcher, wait, lambda text: self.terminal.message(text, "warning"))
 
     def _only_here(self, code: int) -> str:

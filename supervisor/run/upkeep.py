@@ -76,9 +76,7 @@ class Upkeep:
             threads.recur("heartbeat", ping)
         self._ping_systemd(now)
         self._beat(now)
-        if now >= self._next_refresh:
-            self._next_refresh = now + LEASE_REFRESH_S
-            threads.recur("lease", self._refresh_lock)
+        self._renew_lease(now)
         attempt = state.attempt.number
         is_new = state.stage is Stage.RUNNING and self._recorded_attempt != attempt
         if is_new:
@@ -87,14 +85,17 @@ class Upkeep:
             self._next_record = now + record_pause_s(now - self._recorded_from)
             threads.recur("processes", self._record_processes)
 
-    def before_the_loop(self) -> None:
-        """Renew the lock's lease and ping systemd, before the loop runs and does it."""
+    def without_the_loop(self) -> None:
+        """Renew the lock's lease and ping systemd, before the loop runs and after it."""
         now = self._loop.clock.now()
         self._ping_systemd(now)
         self._beat(now)
+        self._renew_lease(now)
+
+    def _renew_lease(self, now: float) -> None:
         if now >= self._next_refresh:
             self._next_refresh = now + LEASE_REFRESH_S
-            self._refresh_lock()
+            self._executor.threads.recur("lease", self._refresh_lock)
 
     def _beat(self, now: float) -> None:
         """Show for `supervise status --probe` that the loop turns, and whether the ranks train; in a thread where that takes a disk."""

@@ -118,8 +118,9 @@ def start_again(situation: Situation) -> Plan | None:
     """Start again where the same program trained before, and now cannot import or read its data: a file system that does not answer.
 
     The pause grows, for 30 minutes from the first such failure. Then it stops with 75, because another node may read what this one
-    cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, stops at once. So does
-    what an attempt that trained to this step missed, too: it may be the end of the program, where the same file is read again.
+    cannot. A third requeue that leads to no step ends with 65. A program that never trained, or was changed since, is not started
+    again by this. Nor is what an attempt that trained to this step missed, too: it may be the end of the program, where the same file is
+    read again.
     """
     if not situation.trained or not reads_what_is_missing(situation) or _repeated_behind_the_last_step(situation):
         return None

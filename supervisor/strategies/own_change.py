@@ -123,7 +123,8 @@ def _suspected(situation: Situation, change: OwnChange) -> str:
 
 def _loads_with(change: OwnChange) -> str:
     before, now = change.before.ranks, change.now.ranks
-    there = f"{now} are left here" if now < before else f"{now} are here"
+    verb = "is" if now == 1 else "are"
+    there = f"{now} {verb} left here" if now < before else f"{now} {verb} here"
     return f"the program saved with {_size(change.before, of_nodes=False)} and loads with {before} only; {there}"
 
 

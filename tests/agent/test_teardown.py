@@ -128,7 +128,7 @@ def test_an_agent_that_is_deaf_in_a_store_wait_still_answers_and_leaves(start: C
 def test_a_storm_of_signals_is_not_heard_and_an_ignored_hup_stays_ignored(start: Callable[..., Any], tmp_path: Path) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        agent = start(JOB="* sleep")
+        agent = start(JOB="* sleep", PYTHONPATH="")  # a process of its own: a fork ignores what the process that it is of ignores
     finally:
         signal.signal(signal.SIGHUP, before)
     agent.expect("hello")

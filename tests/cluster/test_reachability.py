@@ -90,7 +90,7 @@ def test_a_node_whose_loop_stands_still_is_lost_and_so_is_one_whose_process_ends
     began = time.monotonic()
     cluster.members[2].close()
     wait_for(lambda: len(cluster.members[0].all_of(protocol.Ended)) == 2, "the end", 20)
-    assert "cannot be reached" in cluster.members[0].all_of(protocol.Ended)[1].end.text
+    assert "it has not answered for 5 s" in cluster.members[0].all_of(protocol.Ended)[1].end.text
     assert time.monotonic() - began >= RULES.closed_s
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from supervisor.core.actions import CloseIncident
 from supervisor.core.attempt import known_checkpoints
 from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.failure import judgement, planning
 from supervisor.core.machine import decide
 from supervisor.core.model import Cause, CheckpointRef, Evidence, FailureVerdict, Gpu, Launcher, Phase, Policy, RankInfo
-from supervisor.core.state import Attempt, JobState, Run, Stage
+from supervisor.core.state import Attempt, Incident, JobState, Run, Stage
 from supervisor.core.values import replace
 
 REPORTED = {"as saved": (65, 70, 75), "newest first": (75, 70, 65), "twice": (70, 75, 65, 70)}
@@ -46,6 +47,20 @@ def test_the_checkpoints_of_an_earlier_run_do_not_displace_those_of_this_one() -
     for step in (65, 70):
         state, _ = decide(state, CheckpointVerified(1.0, 2, ref(step), made_in=2))
     assert known(state) == [*range(1030, 1100, 10), 60, 65, 70]
+
+
+@pytest.mark.parametrize("given", [60, None])
+def test_a_later_save_ends_the_incident_of_an_attempt_whose_steps_nobody_sees(given: int | None) -> None:
+    incident = Incident(1, 0.5, 1)
+    resume = None if given is None else ref(given)
+    state = JobState(stage=Stage.RUNNING, run=Run(incident=incident), attempt=Attempt(2, resume=resume))
+    state, actions = decide(state, CheckpointVerified(1.0, 2, ref(60), made_in=2))
+    assert (actions, state.run.incident) == ((), incident)
+    state, actions = decide(state, CheckpointVerified(2.0, 2, ref(70), made_in=2))
+    assert CloseIncident(1, 2, "resolved", None) in actions
+    assert state.run.incident is None
+    state, actions = decide(state, CheckpointVerified(3.0, 2, ref(80), made_in=2))
+    assert actions == ()
 
 
 COMMAND = RankInfo(0, 0, 70, 1)

@@ -92,7 +92,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--accum", type=int, default=1)
 parser.parse_args()
-print("rank", os.environ.get("RANK", "0"), "is done", flush=True)
+print(f"rank {os.environ.get('RANK', '0')} is done", flush=True)
 """
 
 pytestmark = pytest.mark.process

@@ -60,7 +60,7 @@ def test_the_loop_waits_for_nothing_under_torchrun_with_checkpoints_and_an_alert
     waits = tmp_path / "waits"
     (tmp_path / "supervise.toml").write_text('[[alerts.sink]]\nkind = "exec"\ncommand = ["/bin/true"]\n')
     around = surroundings(prefix=(sys.executable, WATCHED))
-    job = (*LAUNCHERS["torchrun"], NO_TORCH, "--steps=2000", *STEADY)
+    job = (*LAUNCHERS["torchrun"][0], NO_TORCH, "--steps=2000", *STEADY)
     run = supervise(*job, options=[*RESUMING, "--config", str(tmp_path / "supervise.toml")], around=around, LOOP_WAITS=str(waits))
     run.wait_for_step(12)
     os.kill(run.rank_pids()[0], signal.SIGKILL)

@@ -112,6 +112,7 @@ def test_too_few_nodes_wait_for_one_more_take_it_and_stop_with_75_when_none_come
     again = nodes.start(1)
     wait_for(lambda: first.attempts() >= 2, "two of them to train on", 60, alive=first.alive)
     assert first.status()["waits"] is None
+    wait_for(lambda: first.status()["incident"] is None, "a step of the two", 60, alive=first.alive)
     again.process.kill()
     assert first.exit_code(150) == 75
     assert "1 of the 2 nodes that the job needs are there, and no other came in time" in first.ask("why").stdout

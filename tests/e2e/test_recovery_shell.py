@@ -95,7 +95,7 @@ def test_out_of_memory_halves_the_batch_until_it_fits_and_the_global_batch_stays
     assert {line["kind"] for line in logged(run, "alert.raised")} >= {"batch_changed"}
     card = card_of(run)
     assert len(card) <= 16
-    assert any("--batch-size 16 -> 8, --accum 2 -> 4" in line for line in card)
+    assert "  done      restarted as attempt 3: --batch-size 16 → 8; --accum 2 → 4" in card
     run.wait_for_nothing_left()
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 def look_of(why: str) -> list[str]:
     """Return the words of the command that `why` names for the output."""
-    (line,) = (line.split() for line in why.splitlines() if line.split()[0] == "look")
+    (line,) = (line.split() for line in why.splitlines() if line.startswith("  look "))
     return line[2:]
 
 

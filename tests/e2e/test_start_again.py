@@ -47,9 +47,12 @@ def test_data_that_come_back_are_waited_for(supervise: Callable[..., Supervised]
     assert "FileNotFoundError" in run.stderr
 
 
-def test_a_program_that_was_edited_meanwhile_stops_at_once(supervise: Callable[..., Supervised], tmp_path: Path) -> None:
+def test_a_program_that_was_edited_meanwhile_stops_when_it_fails_a_second_time(
+    supervise: Callable[..., Supervised], tmp_path: Path
+) -> None:
     run = trained(supervise, tmp_path)
     (tmp_path / "train.py").write_bytes(JOB.read_bytes() + b"# edited\n")
     kill(tmp_path)
     assert run.exit_code(120) == 1, run.stderr[-3000:]
-    assert "the same error would come again" in run.journal()
+    assert "it failed before its first step, as attempt 2 did" in run.journal()
+    assert '"strategy":"start_again"' not in run.journal()

@@ -121,15 +121,16 @@ def shown(diagnosis: Diagnosis) -> list[str]:
 def test_json_is_one_object_and_the_job_s_own_paths_port_and_room_are_looked_at(fake_nvml: FakeNvml, tmp_path: Path) -> None:
     fake_nvml.set({"1.persistence": 0}, gpus=2)
     kept = tmp_path / "kept"
-    kept.mkdir()
-    with (kept / "step_1.pt").open("wb") as huge:
+    (kept / "checkpoint-1").mkdir(parents=True)
+    (kept / "checkpoint-1" / "config.json").write_text("{}")
+    with (kept / "checkpoint-1" / "model.safetensors").open("wb") as huge:
         huge.truncate(shutil.disk_usage(tmp_path).free + (1 << 40))
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
         environ = {key: value for key, value in fake_nvml.environ.items() if key not in {"MASTER_PORT", "PET_MASTER_PORT"}}
-        environ |= {"SUPERVISE_CHECKPOINTS": "kept/*.pt", "SUPERVISE_COMMAND": f"torchrun --master-port {port} train.py"}
+        environ |= {"SUPERVISE_CHECKPOINTS": "kept/*", "SUPERVISE_COMMAND": f"torchrun --master-port {port} train.py"}
         done = doctor("--json", cwd=tmp_path, environ=environ)
     document = json.loads(done.stdout)
     assert (document["v"], document["blocks_a_start"], document["fit"], done.returncode) == (1, True, False, 69)

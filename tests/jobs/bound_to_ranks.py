@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpu_fault import errors_of, uuid_of
+from gpu_fault import counts, errors_of, uuid_of
 from job_parts import append
 
 from supervisor import worker
@@ -48,10 +48,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     uuid, attempt = uuid_of(int(os.environ["LOCAL_RANK"])), os.environ["SUPERVISE_JOB_ATTEMPT"]
-    before = errors_of(uuid)
+    before = errors_of(uuid, counts())
     for step in range(first_step(args.resume, world), args.steps + 1):
         time.sleep(0.05)
-        if errors_of(uuid) > before:
+        if errors_of(uuid, counts()) > before:
             os.abort()
         dist.barrier()
         worker.heartbeat(step)

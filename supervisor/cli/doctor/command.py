@@ -103,8 +103,8 @@ def _waiting(names: Sequence[str]) -> str:
 
 
 def _newest_bytes(patterns: Sequence[str], cwd: str) -> int:
-    """Return the size of the newest checkpoint; 0 without one, or if the disk does not answer in time."""
-    from checkpointing.discover import find  # noqa: PLC0415  for this command only
+    """Return how much the newest checkpoint takes; 0 without one, or if the disk does not answer in time."""
+    from checkpointing.discover import allocated_bytes, find  # noqa: PLC0415  for this command only
     from checkpointing.model import CheckpointingError  # noqa: PLC0415
     from checkpointing.ordering import Order  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ def _newest_bytes(patterns: Sequence[str], cwd: str) -> int:
 
     def look() -> None:
         with contextlib.suppress(CheckpointingError, OSError):
-            sizes.extend(candidate.identity.size for candidate in Order().newest_candidates(find(patterns, cwd).candidates))
+            sizes.extend(allocated_bytes(candidate) for candidate in Order().newest_candidates(find(patterns, cwd).candidates)[:1])
 
     if patterns:  # in a thread: a server that is gone never answers, and doctor is to report exactly that
         looking = threading.Thread(target=look, name="checkpoints", daemon=True)

@@ -124,10 +124,10 @@ def _reported(state: JobState, findings: list[Finding]) -> tuple[JobState, tuple
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """Return findings as a person reads them in one line."""
-    listed = list(findings)
-    more = f"; {len(listed) - MOST_LISTED} more (supervise doctor)" if len(listed) > MOST_LISTED else ""
-    return "; ".join(finding.reason for finding in listed[:MOST_LISTED]) + more
+    """Return findings as a person reads them in one line, each reason once."""
+    reasons = list(dict.fromkeys(finding.reason for finding in findings))
+    more = f"; {len(reasons) - MOST_LISTED} more (supervise doctor)" if len(reasons) > MOST_LISTED else ""
+    return "; ".join(reasons[:MOST_LISTED]) + more
 
 
 def _left_out(state: JobState, failed: dict[str, Finding]) -> tuple[JobState, tuple[Action, ...]]:

@@ -217,6 +217,19 @@ def test_a_torn_one_is_passed_over_by_all_and_says_so(tmp_path: Path) -> None:
     assert all("step-60.pt" in str(selection.refused) for selection in selections)
 
 
+def test_a_newer_one_that_a_node_cannot_read_is_named_by_it(tmp_path: Path) -> None:
+    nodes = Nodes(tmp_path, 2, shared=False)
+    nodes.saved(40, 0, 1)
+    nodes.saved(60, 0)
+    loop = nodes.directories[1] / "step-60.pt"
+    loop.symlink_to(loop)
+    selections = nodes.agree()
+    assert nodes.steps(selections) == [40, 40]
+    ((path, reason),) = selections[1].passed_over
+    assert (path, "Too many levels of symbolic links" in reason) == (str(loop), True)
+    assert selections[0].passed_over == (), "the copy of the first node is whole, and no other node has it"
+
+
 def test_nodes_with_the_same_copies_on_their_own_disks_take_the_newest_that_both_have(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path, 2, shared=False)
     nodes.saved(40, 0, 1)

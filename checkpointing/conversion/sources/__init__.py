@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
-from checkpointing.conversion.sources import dcp, deepspeed, rank_files, safetensors_files, torch_files
+from checkpointing.conversion.sources import deepspeed, rank_files, safetensors_files, torch_files
 from checkpointing.conversion.trees import SourceCheckpoint
 from checkpointing.formats import safetensors, tree_format_of
 from checkpointing.formats.directories import weights
@@ -33,6 +33,8 @@ def open_source(path: str) -> SourceCheckpoint:  # noqa: PLR0911 -- each is anot
         return _open_file(path)
     tree = Tree(path)
     if _DCP_METADATA in tree.entries:
+        from checkpointing.conversion.sources import dcp  # noqa: PLC0415 -- torch imports sympy for it, and the other formats need neither
+
         return dcp.open_directory(path)
     claimant = tree_format_of(tree)
     name = claimant[0] if claimant is not None else ""

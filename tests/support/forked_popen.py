@@ -44,23 +44,12 @@ class ForkedPopen(Fork):
     def __init__(self, words: Sequence[str], *, env: Mapping[str, str], stderr: int | IO[bytes]) -> None:
         """words: `python -P -m MODULE`. stderr: a file, or subprocess.PIPE."""
         assert words[:3] == [sys.executable, "-P", "-m"], words
-        (read_in, write_in), (read_out, write_out) = os.pipe(), os.pipe()
-        theirs = [read_in, write_out]
-        self.stdin = os.fdopen(write_in, "w", encoding="utf-8")
-        self.stdout = os.fdopen(read_out, encoding="utf-8", errors="backslashreplace")
-        self.stderr: IO[str] | None = None
-        if isinstance(stderr, int):
-            read_err, write_err = os.pipe()
-            theirs.append(write_err)
-            self.stderr = os.fdopen(read_err, encoding="utf-8", errors="backslashreplace")
-        errors = theirs[2] if isinstance(stderr, int) else stderr.fileno()
-        try:
-            super().__init__(
-                forks.PROGRAM, *words[2:], imports=IMPORTS, environ=env, cwd=Path.cwd(), descriptors=(read_in, write_out, errors)
-            )
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
+        file = () if isinstance(stderr, int) else (stderr.fileno(),)
+        with forks.pipes(2 if file else 3) as (theirs, (write, *outputs)):
+            self.stdin = os.fdopen(write, "w", encoding="utf-8")
+            self.stdout, *rest = (os.fdopen(end, encoding="utf-8", errors="backslashreplace") for end in outputs)
+            self.stderr: IO[str] | None = rest[0] if rest else None
+            super().__init__(forks.PROGRAM, *words[2:], imports=IMPORTS, environ=env, cwd=Path.cwd(), descriptors=(*theirs, *file))
 
     def __enter__(self) -> Self:
         """Give it, as Popen does."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from health.probing import process
 from health.probing.runner import Runner
-from tests.support.forks import Fork
+from tests.support.forks import Fork, pipes
 
 if TYPE_CHECKING:
     import subprocess
@@ -29,21 +29,11 @@ class ForkedProber(Fork):
 
     def __init__(self, library: Path, environ: Mapping[str, str]) -> None:
         """Start it."""
-        requests, asks = os.pipe()
-        answers, answering = os.pipe()
-        self.stdin, self.stdout = os.fdopen(asks, "wb", buffering=0), os.fdopen(answers, "rb", buffering=0)
-        try:
+        with pipes() as (theirs, (asks, answers)):
+            self.stdin, self.stdout = os.fdopen(asks, "wb", buffering=0), os.fdopen(answers, "rb", buffering=0)
             super().__init__(
-                f"{__name__}:be_prober",
-                str(library),
-                imports=IMPORTS,
-                environ=environ,
-                cwd=Path.cwd(),
-                descriptors=(requests, answering, 2),
+                f"{__name__}:be_prober", str(library), imports=IMPORTS, environ=environ, cwd=Path.cwd(), descriptors=(*theirs, 2)
             )
-        finally:
-            os.close(requests)
-            os.close(answering)
 
 
 def be_prober(library: str) -> None:

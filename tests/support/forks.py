@@ -8,6 +8,7 @@ descriptors, and one more, on which its pid and its exit code are written, a lin
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Of a process that runs what `python WORDS` would.
@@ -89,6 +90,18 @@ class Fork:
     def kill(self) -> None:
         """End it at once."""
         self.send_signal(signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def pipes(count: int = 2) -> Iterator[tuple[list[int], list[int]]]:
+    """Give what a process has as stdin, stdout and, of 3, stderr, and our ends of these pipes. Its own are closed here afterwards."""
+    (stdin, write), *outputs = [os.pipe() for _ in range(count)]
+    theirs = [stdin, *(end for _, end in outputs)]
+    try:
+        yield theirs, [write, *(end for end, _ in outputs)]
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from checkpointing.mirror.source import HeldFile, held_files, pinned_files
 from checkpointing.mirror.upload import CheckpointUpload
 from checkpointing.model import Identity
 from tests.checkpointing.mirror.faults import Proxy
-from tests.support.forks import Fork
+from tests.support.forks import Fork, pipes
 from tests.support.waiting import PATIENCE_S, patience_s
 
 if TYPE_CHECKING:
@@ -196,10 +196,8 @@ class Process:
         self.events: list[dict[str, Any]] = []
         self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         environ = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
-        (stdin, write), (read, stdout) = os.pipe(), os.pipe()
-        self.popen = _started(environ, stdin, stdout)
-        for theirs in (stdin, stdout):
-            os.close(theirs)
+        with pipes() as (theirs, (write, read)):
+            self.popen = _started(environ, *theirs)
         self._stdin, self._stdout = os.fdopen(write, "w", encoding="utf-8"), os.fdopen(read, encoding="utf-8")
         threading.Thread(target=self._read, daemon=True).start()
         self._n_mirrors = len(more.get("mirrors", [place.url]))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SEPARATOR = "--"
+#: What Python itself says.
+_NO_THREAD = "can't start new thread"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stdio.point_stdout_nowhere()
             # `supervise status | head`: the reader has read enough
             return 0 if isinstance(error, BrokenPipeError) else _report(_unwritable(error))
-        return _crashed(error)
+        return _report(_limited()) if str(error) == _NO_THREAD else _crashed(error)
     return code
 
 
@@ -109,6 +111,16 @@ complete_paths(root)
 
 def _unwritable(error: OSError) -> SuperviseError:
     return SuperviseError(f"cannot write to stdout: {error.strerror}", hint="Make room there, or send the output elsewhere with `>`.")
+
+
+def _limited() -> SuperviseError:
+    from supervisor.run.threads import limits_text  # noqa: PLC0415  for this failure only
+
+    return SuperviseError(
+        f"no thread can be started: {limits_text()}",
+        hint="Raise the one of the two that is too low, or ask the scheduler for more memory: torch alone needs many GiB of `ulimit -v`.",
+        exit_code=ExitCode.BAD_NODE,
+    )
 
 
 def _report(error: SuperviseError) -> int:

@@ -176,7 +176,7 @@ class JobNodes:
         if server is not None and message.key == server.key:  # torch's store has what this node published
             return
         if server is not None:  # another node of this meeting is a newer one
-            start_soon(self._loop, "close-coordinator", functools.partial(server.close, 0.0))
+            start_soon(self._loop, "close-coordinator", functools.partial(server.close, 0.0), self._warn)
             self._coordinator.server = None
         client.find_at(CoordinatorAddress(message.host, message.port, message.key))
 
@@ -325,7 +325,7 @@ class JobNodes:
                 server.close(linger_s)
             self._loop.call_soon(then)
 
-        start_soon(self._loop, "leave-nodes", work)
+        start_soon(self._loop, "leave-nodes", work, self._warn)
 
     def _linger_s(self) -> float:
         """Return for how long the coordinator may continue: not until the environment kills this process, for its exit code counts."""

@@ -7,6 +7,7 @@ run would wait for ever. If nobody waits, it is a warning and the job continues.
 from __future__ import annotations
 
 import contextlib
+import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Where no thread can be had (a limit on processes that loaders use up for a moment), the next try.
 RETRY_S = 1.0
+#: So many tries fail in silence: loaders that use the limit up end soon.
+TRIES_IN_SILENCE = 5
 
 
 @contextlib.contextmanager
@@ -73,12 +76,22 @@ def attempted(work: Callable[[], None], deadline_s: float) -> str:
     return problem
 
 
-def start_soon(loop: Loop, name: str, work: Callable[[], object]) -> None:
-    """Do `work` in a thread, which is started later where none can be had now. On the loop's thread."""
+def start_soon(loop: Loop, name: str, work: Callable[[], object], warn: Callable[[str], None], *, tries: int = 1) -> None:
+    """Do `work` in a thread, which is started later where none can be had now: `warn` is told once if that lasts. On the loop's thread."""
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError:
-        loop.call_later(RETRY_S, lambda: start_soon(loop, name, work))
+        if tries == TRIES_IN_SILENCE:
+            warn(f"no thread can be started: {limits_text()}; supervise waits until it has one")
+        loop.call_later(RETRY_S, lambda: start_soon(loop, name, work, warn, tries=tries + 1))
+
+
+def limits_text() -> str:
+    """Return the limits of this process that may keep a thread from being started, as a shell shows them."""
+    kinds = {"-v": (resource.RLIMIT_AS, 1024), "-u": (resource.RLIMIT_NPROC, 1)}
+    limits = {option: (resource.getrlimit(kind)[0], unit) for option, (kind, unit) in kinds.items()}
+    shown = {option: "unlimited" if limit == resource.RLIM_INFINITY else limit // unit for option, (limit, unit) in limits.items()}
+    return ", ".join(f"ulimit {option} is {limit}" for option, limit in shown.items())
 
 
 class Threads:
@@ -89,6 +102,7 @@ class Threads:
         self._warn = warn
         self._under_way: set[str] = set()
         self._failed_observers: set[str] = set()
+        self._lacked = False
 
     def start(self, name: str, work: Callable[[], None], *, awaited: bool = True) -> None:
         """Run `work` in a thread. `awaited`: the loop waits for its post, so that its exception ends the run."""
@@ -99,7 +113,13 @@ class Threads:
             except BaseException as error:  # noqa: BLE001  (whatever it is, the loop must hear of it)
                 self._failed(name, error, awaited=awaited)
 
-        start_soon(self._loop, name, run)
+        start_soon(self._loop, name, run, self._lacks_threads)
+
+    def _lacks_threads(self, text: str) -> None:
+        """Warn once in a run: more than one of them waits."""
+        if not self._lacked:
+            self._lacked = True
+            self._warn(text)
 
     def recur(self, name: str, work: Callable[[], None], *, wait_s: float = 0.0) -> None:
         """Run `work` in a thread, unless the last one of that name is still under way: a disk that hangs must not gather threads.

@@ -612,3 +612,14 @@ def test_each_command_that_a_person_calls_is_in_one_group_of_the_help_and_each_f
     assert {flag for names in commands.OPTIONS.values() for flag in names} <= flags
     assert re.findall(r"^(\w[\w ]*):$", out, re.MULTILINE) == [*commands.GROUPS, *commands.OPTIONS, "More"], "commands first"
     assert all(len(re.findall(rf"^  {name} ", out, re.MULTILINE)) == 1 for name in grouped)
+
+
+def test_a_process_that_can_start_no_thread_names_the_limits(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def fails(_arguments: list[str]) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(main, "_dispatch", fails)
+    assert main.main(["status"]) == 69
+    error, hint = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"supervise: error: no thread can be started: ulimit -v is \w+, ulimit -u is \w+", error)
+    assert "Raise the one of the two that is too low" in hint

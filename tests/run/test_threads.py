@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import resource
 import threading
 import time
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from supervisor.job.clock import Clock
 from supervisor.run import threads
 from supervisor.run.loop import Loop
 from supervisor.run.main import JobRun
-from supervisor.run.threads import Threads, attempted, reported_wait, start_soon
+from supervisor.run.threads import Threads, attempted, reported_wait
 from tests.support.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
@@ -155,13 +156,24 @@ def test_the_thread_that_speaks_with_the_other_nodes_ends_the_run_and_another_on
     assert texts == ([] if ends else [f"a part of supervise failed ({name}): LookupError: a bug; the job continues"])
 
 
-def test_a_thread_that_cannot_be_had_now_is_started_later(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tries", "warnings"), [(1, 0), (20, 1)])
+def test_threads_that_cannot_be_had_now_are_started_later_and_a_lasting_want_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tries: int, warnings: int
+) -> None:
     later: list[Callable[[], None]] = []
     loop: Any = SimpleNamespace(call_later=lambda _delay_s, call: later.append(call))
-    done = threading.Event()
+    texts: list[str] = []
+    threads, done = Threads(loop, texts.append), (threading.Event(), threading.Event())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", MagicMock(side_effect=RuntimeError("can't start new thread")))
-        start_soon(loop, "work", done.set)
-    (again,) = later
-    again()
-    assert done.wait(PATIENCE_S)
+        patch.setattr(resource, "getrlimit", {resource.RLIMIT_AS: (300 << 20, -1), resource.RLIMIT_NPROC: (-1, -1)}.get)
+        for event in done:
+            threads.start("work", event.set)
+        for _ in range(tries - 1):
+            calls, later[:] = later[:], []
+            for again in calls:
+                again()
+    assert texts == ["no thread can be started: ulimit -v is 307200, ulimit -u is unlimited; supervise waits until it has one"] * warnings
+    for again in later:
+        again()
+    assert all(event.wait(PATIENCE_S) for event in done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.actions import CloseIncident
+from supervisor.core.actions import Alert, CloseIncident
 from supervisor.core.attempt import known_checkpoints
 from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.failure import judgement, planning
@@ -61,6 +61,12 @@ def test_a_later_save_ends_the_incident_of_an_attempt_whose_steps_nobody_sees(gi
     assert state.run.incident is None
     state, actions = decide(state, CheckpointVerified(3.0, 2, ref(80), made_in=2))
     assert actions == ()
+
+
+def test_an_attempt_whose_steps_nobody_sees_and_that_saves_an_earlier_one_began_from_scratch() -> None:
+    state = replace(rolled_back_to_60(), run=Run(newest=ref(60)))
+    state, actions = decide(state, CheckpointVerified(1.0, 2, ref(10), made_in=2))
+    assert [action.kind for action in actions if isinstance(action, Alert)] == ["started_from_scratch"]
 
 
 COMMAND = RankInfo(0, 0, 70, 1)

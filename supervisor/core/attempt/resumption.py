@@ -129,27 +129,26 @@ def reached(state: JobState) -> int | None:
 
 def is_shown(state: JobState) -> bool:
     """Return whether anything shows that this attempt continued from the checkpoint that it was given, or got beyond it."""
-    given = state.attempt.resume
-    beyond = given is not None and given.step is not None and has_saved_on(state.attempt)
+    given, high = state.attempt.resume, state.attempt.saved_steps.highest
+    beyond = given is not None and given.step is not None and high is not None and high > given.step
     return judged(state).began is Beginning.RESUMED or beyond
 
 
-def has_saved_on(attempt: Attempt) -> bool:
-    """Return whether its ranks saved a later step than that of the checkpoint that it was given, or than that of their first save."""
+def has_trained(attempt: Attempt) -> bool:
+    """Return whether a step of its ranks was seen, or they saved two steps, or another one than the checkpoint that it was given has."""
     given, saved = attempt.resume, attempt.saved_steps
-    began = saved.lowest if given is None or given.step is None else given.step
-    return saved.highest is not None and began is not None and saved.highest > began
+    steps = {saved.lowest, saved.highest, None if given is None else given.step}
+    return attempt.trains or (saved.highest is not None and len(steps - {None}) > 1)
 
 
 def reported(state: JobState, *, over: bool = False) -> Step:
     """Report how the attempt began, once it trains or is `over`, and again where a missing fact is known now.
 
-    Where no step is seen, a later save shows that it trains.
     A run's first attempt that was given nothing and loaded nothing may begin from scratch: this is reported once, without an alert. The
     incident of what came before this attempt is over with it; one of its own end is not.
     """
     known = state.attempt.began_as
-    if not (state.attempt.trains or has_saved_on(state.attempt) or over) or known is Beginning.RESUMED:
+    if not (has_trained(state.attempt) or over) or known is Beginning.RESUMED:
         return state, ()
     report = judged(state)
     if known is not None and report.began not in {Beginning.RESUMED, *({Beginning.FROM_SCRATCH} if known is Beginning.UNCONFIRMED else ())}:
@@ -184,7 +183,7 @@ def _accused(state: JobState, known: Beginning | None) -> tuple[Action, ...]:
     """Return the order to keep what this run stepped back from out of use for later runs, too: this attempt trains from another one."""
     run, attempt = state.run, state.attempt
     back = next((failure for failure in reversed(run.failures) if failure.ladder_step == STEP_BACK), None)
-    if known is not None or not (attempt.trains or has_saved_on(attempt)) or attempt.resume is None or not run.rejected or back is None:
+    if known is not None or not has_trained(attempt) or attempt.resume is None or not run.rejected or back is None:
         return ()
     reason = f"attempt {back.attempt} stepped back from it ({back.cause}), and attempt {attempt.number} trained from {attempt.resume.path}"
     return (AccuseCheckpoints(attempt.number, reason),)

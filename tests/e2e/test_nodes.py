@@ -165,7 +165,8 @@ def test_a_rank_killed_while_another_saves_leaves_one_checkpoint_that_all_resume
 def running(run: Supervised) -> dict[str, Any] | None:
     """Return what the coordinator tells of all nodes, once all run: each tells with its next beat."""
     status = all_nodes(run)  # they start for as long as their steps are not seen: a job without torch names none
-    return status if status["coordinator"] and {row["state"] for row in status["nodes"]} == {"starting"} else None
+    told = {(row["state"], bool(row["ranks"])) for row in status["nodes"]}
+    return status if status["coordinator"] and told == {("starting", True)} else None
 
 
 @pytest.mark.slow  # tests/cli/jobs/test_all_nodes.py, test_several_nodes.py and tests/report/test_reporter.py show the parts

@@ -68,7 +68,8 @@ class ExitCode(IntEnum):
         (
             "stopped from outside, or to continue later: after a notice (USR1, USR2); after TERM or HUP if the ranks saved on request; if "
             "the infrastructure failed or a disk stayed full; if the nodes did not agree on a checkpoint in time, or too few were there; "
-            "if no checkpoint is here and the mirror did not answer, or the restore failed. `supervise doctor --nodes`: there was no report"
+            "if no checkpoint is here and the mirror did not answer, or the restore failed; if no thread "
+            "could be started. `supervise doctor --nodes`: there was no report"
         ),
         "start it again: the run continues",
     )

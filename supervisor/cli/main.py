@@ -118,8 +118,8 @@ def _limited() -> SuperviseError:
 
     return SuperviseError(
         f"no thread can be started: {limits_text()}",
-        hint="Raise the one of the two that is too low, or ask the scheduler for more memory: torch alone needs many GiB of `ulimit -v`.",
-        exit_code=ExitCode.BAD_NODE,
+        hint="Raise the one that is too low, or the limit of processes that the container or the scheduler set (pids.max of the cgroup).",
+        exit_code=ExitCode.REQUEUE,
     )
 
 

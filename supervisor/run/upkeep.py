@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from typing import TYPE_CHECKING
 
 from supervisor.core.state import Stage
@@ -68,6 +69,7 @@ class Upkeep:
         self._loop_beat = loop_beat
         self._next_refresh = self._next_ping = self._next_record = self._next_beat = 0.0
         self._recorded_attempt, self._recorded_from = 0, 0.0
+        self._renewing: threading.Thread | None = None
 
     def tick(self) -> None:
         """Do the work that is due, several times a second while the loop runs."""
@@ -76,7 +78,9 @@ class Upkeep:
             threads.recur("heartbeat", ping)
         self._ping_systemd(now)
         self._beat(now)
-        self._renew_lease(now)
+        if now >= self._next_refresh:
+            self._next_refresh = now + LEASE_REFRESH_S
+            threads.recur("lease", self._refresh_lock)
         attempt = state.attempt.number
         is_new = state.stage is Stage.RUNNING and self._recorded_attempt != attempt
         if is_new:
@@ -90,12 +94,12 @@ class Upkeep:
         now = self._loop.clock.now()
         self._ping_systemd(now)
         self._beat(now)
-        self._renew_lease(now)
-
-    def _renew_lease(self, now: float) -> None:
-        if now >= self._next_refresh:
+        if now >= self._next_refresh and not (self._renewing is not None and self._renewing.is_alive()):
             self._next_refresh = now + LEASE_REFRESH_S
-            self._executor.threads.recur("lease", self._refresh_lock)
+            # not of `threads`: what it cannot start now is started by the loop, and a directory that hangs holds up the caller
+            self._renewing = threading.Thread(target=self._refresh_lock, name="lease", daemon=True)
+            with contextlib.suppress(RuntimeError):
+                self._renewing.start()
 
     def _beat(self, now: float) -> None:
         """Show for `supervise status --probe` that the loop turns, and whether the ranks train; in a thread where that takes a disk."""

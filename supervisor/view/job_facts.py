@@ -87,7 +87,6 @@ class JobFacts(Struct, omit_defaults=True):
     are_ranks_there: bool = False
     world_size: int = 0  # of the current attempt, or the last one
     progress: Progress = Progress()
-    saved_step: int | None = None  # the greatest step that the current attempt saved, verified
     step_shares: StepShares | None = None  # where a step of the present attempt goes, by its newest report; None: not known
     resume: CheckpointRef | None = None  # what the newest attempt was given
     resumed: tuple[float, act.ReportResume] | None = None  # how an attempt of this node began, of the newest that was seen to, and when

@@ -281,7 +281,7 @@ class JobView(JobFacts, omit_defaults=True):
         elif isinstance(event, events.NewestSaveGone) and self.open_incident is not None:  # mostly seen once no rank is alive
             self.open_incident.failures[-1].warnings = self.warnings
         elif isinstance(event, events.CheckpointVerified):
-            self._on_verified(event)
+            self._on_verified(event.t, event.checkpoint)
         elif isinstance(event, events.NodesMissing | events.NodesGathered):
             self._on_missing(event.count if isinstance(event, events.NodesMissing) else 0)
         elif isinstance(event, events.GpusListed):
@@ -293,24 +293,13 @@ class JobView(JobFacts, omit_defaults=True):
         else:
             self._on_health(event)
 
-    def _on_verified(self, event: events.CheckpointVerified) -> None:
+    def _on_verified(self, t: float, checkpoint: CheckpointRef) -> None:
         """Keep the newest: of several that an attempt saved between two looks the newest is verified first."""
-        checkpoint = event.checkpoint
-        if event.made_in == self.attempt and checkpoint.step is not None:
-            self.saved_step = max(checkpoint.step, self.saved_step or 0)
-            if not any(report.steps > 0 for report in self.reports if report.attempt == self.attempt):
-                self.progress = self._with_save(self.progress)
         last_t, last = self.verified or (0.0, None)
         is_of_attempt = self.attempt_t is not None and last_t >= self.attempt_t
         is_older = last is not None and None not in {last.step, checkpoint.step} and (checkpoint.step or 0) < (last.step or 0)
         if not (is_of_attempt and is_older):
-            self.verified = event.t, checkpoint
-
-    def _with_save(self, progress: Progress) -> Progress:
-        """Return progress that no rank reports: the training is as far as its last save at least."""
-        saved, step = self.saved_step, progress.step
-        is_known = saved is None or (step is not None and (not progress.relative or step >= saved))
-        return progress if is_known else Progress(saved, relative=False, phase=progress.phase)
+            self.verified = t, checkpoint
 
     def _on_straggler(self, event: PaceChanged) -> None:
         """Take who makes the others wait, or does no more."""
@@ -365,11 +354,9 @@ class JobView(JobFacts, omit_defaults=True):
             return Progress(event.step, relative=False, phase=event.phase)
         base = self.resume.step if self.resume is not None else None
         if base is not None and event.steps_seen >= 0:
-            counted = Progress(base + event.steps_seen, relative=True, phase=event.phase)
-        else:
-            step = event.steps_seen if event.steps_seen > 0 else None
-            counted = Progress(step, relative=step is not None, phase=event.phase)
-        return counted if event.steps_seen > 0 else self._with_save(counted)
+            return Progress(base + event.steps_seen, relative=True, phase=event.phase)
+        step = event.steps_seen if event.steps_seen > 0 else None
+        return Progress(step, relative=step is not None, phase=event.phase)
 
     def _on_action(self, action: act.Action, t: float) -> None:
         """Take one part of a decision."""
@@ -377,7 +364,7 @@ class JobView(JobFacts, omit_defaults=True):
         if isinstance(action, act.SetTimer | act.GatherNodes):
             self._on_gathering(action, t)
         elif isinstance(action, act.BeginAttempt):
-            self.resume, self.saved_step = action.resume, None
+            self.resume = action.resume
             if incident is not None:
                 incident.failures[-1].began, incident.failures[-1].began_t = action.attempt, t
         elif isinstance(action, act.CollectEvidence):

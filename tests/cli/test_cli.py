@@ -619,7 +619,7 @@ def test_a_process_that_can_start_no_thread_names_the_limits(monkeypatch: pytest
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(main, "_dispatch", fails)
-    assert main.main(["status"]) == 69
+    assert main.main(["status"]) == 75
     error, hint = capfd.readouterr().err.splitlines()
     assert re.fullmatch(r"supervise: error: no thread can be started: ulimit -v is \w+, ulimit -u is \w+", error)
-    assert "Raise the one of the two that is too low" in hint
+    assert "Raise the one that is too low" in hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from supervisor.core.actions import Alert, CloseIncident
+from supervisor.core.actions import CloseIncident
 from supervisor.core.attempt import known_checkpoints
 from supervisor.core.events import CheckpointVerified, RanksFound
 from supervisor.core.failure import judgement, planning
@@ -49,24 +49,25 @@ def test_the_checkpoints_of_an_earlier_run_do_not_displace_those_of_this_one() -
     assert known(state) == [*range(1030, 1100, 10), 60, 65, 70]
 
 
-@pytest.mark.parametrize("given", [60, None])
-def test_a_later_save_ends_the_incident_of_an_attempt_whose_steps_nobody_sees(given: int | None) -> None:
-    incident = Incident(1, 0.5, 1)
+SAVES = {
+    "two later ones": (60, (70, 80), [False, True]),
+    "one later one, of a handler": (60, (61,), [False]),
+    "the given one by another name, then a later one": (60, (60, 70, 80), [False, False, False]),
+    "copies of earlier ones": (60, (40, 50, 70, 80), [False] * 4),
+    "nothing was given": (None, (70, 80), [False, False]),
+}
+
+
+@pytest.mark.parametrize(("given", "saved", "closed"), SAVES.values(), ids=SAVES)
+def test_two_later_saves_end_the_incident_of_an_attempt_whose_steps_nobody_sees(
+    given: int | None, saved: tuple[int, ...], closed: list[bool]
+) -> None:
     resume = None if given is None else ref(given)
-    state = JobState(stage=Stage.RUNNING, run=Run(incident=incident), attempt=Attempt(2, resume=resume))
-    state, actions = decide(state, CheckpointVerified(1.0, 2, ref(60), made_in=2))
-    assert (actions, state.run.incident) == ((), incident)
-    state, actions = decide(state, CheckpointVerified(2.0, 2, ref(70), made_in=2))
-    assert CloseIncident(1, 2, "resolved", None) in actions
-    assert state.run.incident is None
-    state, actions = decide(state, CheckpointVerified(3.0, 2, ref(80), made_in=2))
-    assert actions == ()
-
-
-def test_an_attempt_whose_steps_nobody_sees_and_that_saves_an_earlier_one_began_from_scratch() -> None:
-    state = replace(rolled_back_to_60(), run=Run(newest=ref(60)))
-    state, actions = decide(state, CheckpointVerified(1.0, 2, ref(10), made_in=2))
-    assert [action.kind for action in actions if isinstance(action, Alert)] == ["started_from_scratch"]
+    state = JobState(stage=Stage.RUNNING, run=Run(incident=Incident(1, 0.5, 1)), attempt=Attempt(2, resume=resume))
+    for step, is_closed in zip(saved, closed, strict=True):
+        state, actions = decide(state, CheckpointVerified(1.0, 2, ref(step), made_in=2))
+        assert actions == ((CloseIncident(1, 2, "resolved", step),) if is_closed else ())
+        assert (state.run.incident is None) == is_closed
 
 
 COMMAND = RankInfo(0, 0, 70, 1)

@@ -10,9 +10,8 @@ from supervisor.core.model import Hang, HangKind, Phase, Progress
 from supervisor.core.values import replace
 from supervisor.journal.records import RunBegan, RunEnded
 from supervisor.view.incidents import RecordedFailure, RecordedIncident
-from supervisor.view.job_view import JobView, fold
+from supervisor.view.job_view import JobView
 from supervisor.view.status import StateWord, state_of
-from tests.report.ledger.test_reader import Journal
 from tests.support.pages import page_text
 
 HANG = (1.0, Hang(HangKind.LATE, "rank 1 does not come"))
@@ -62,22 +61,6 @@ RUNS = {"run": RunBegan("run-1"), "stage": "running", "attempt": 1}
 )
 def test_a_job_stands_in_one_state(fields: dict[str, Any], alive: bool | None, trains: bool, word: StateWord) -> None:  # noqa: FBT001
     assert state_of(JobView(**fields), alive=alive, trains=trains) is word
-
-
-def test_a_script_whose_steps_nobody_sees_is_as_far_as_its_last_save() -> None:
-    journal = Journal()
-    journal.start(1, resume=40)
-    journal.train(5, None, 0)
-    assert fold(journal.records).progress == Progress(40, relative=True, phase=Phase.TRAIN)
-    for step in (80, 60):  # of two that were saved between two looks the newest is verified first
-        checkpoint = {"path": f"{step}.pt", "step": step, "level": "full"}
-        journal.event(20, "CheckpointVerified", "running", checkpoint=checkpoint, made_in=1)
-    assert fold(journal.records).progress == Progress(80, relative=False, phase=Phase.TRAIN)
-    journal.train(30, None, 0, phase="checkpoint")
-    assert fold(journal.records).progress == Progress(80, relative=False, phase=Phase.CHECKPOINT)
-    journal.start(40, 2, resume=60)
-    journal.train(45, None, 0, attempt=2)
-    assert fold(journal.records).progress == Progress(60, relative=True, phase=Phase.TRAIN)
 
 
 def test_every_state_is_tested_and_described_in_the_guide() -> None:

@@ -92,6 +92,8 @@ def on_checkpoint_verified(state: JobState, event: CheckpointVerified) -> Step:
     report: tuple[Action, ...] = ()
     if is_own:
         state, report = resumption.reported(resumption.with_save(state, verified))
+        state, closed = resumption.closed_by_saves(state)
+        report = (*report, *closed)
     if state.run.verified[-1].path == verified.path:
         if state.stage is Stage.RUNNING and verified.step is not None:
             state = replace(state, run=known_checkpoints.with_saved(state.run, verified.step, event.made_in or state.attempt.number))

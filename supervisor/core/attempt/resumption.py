@@ -134,13 +134,6 @@ def is_shown(state: JobState) -> bool:
     return judged(state).began is Beginning.RESUMED or beyond
 
 
-def has_trained(attempt: Attempt) -> bool:
-    """Return whether a step of its ranks was seen, or they saved two steps, or another one than the checkpoint that it was given has."""
-    given, saved = attempt.resume, attempt.saved_steps
-    steps = {saved.lowest, saved.highest, None if given is None else given.step}
-    return attempt.trains or (saved.highest is not None and len(steps - {None}) > 1)
-
-
 def reported(state: JobState, *, over: bool = False) -> Step:
     """Report how the attempt began, once it trains or is `over`, and again where a missing fact is known now.
 
@@ -148,7 +141,7 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     incident of what came before this attempt is over with it; one of its own end is not.
     """
     known = state.attempt.began_as
-    if not (has_trained(state.attempt) or over) or known is Beginning.RESUMED:
+    if (not state.attempt.trains and not over) or known is Beginning.RESUMED:
         return state, ()
     report = judged(state)
     if known is not None and report.began not in {Beginning.RESUMED, *({Beginning.FROM_SCRATCH} if known is Beginning.UNCONFIRMED else ())}:
@@ -179,11 +172,24 @@ def reported(state: JobState, *, over: bool = False) -> Step:
     return state, (*actions, *closing)
 
 
+def closed_by_saves(state: JobState) -> Step:
+    """Close the incident of what came before this attempt, whose steps nobody sees: once it saved two later ones than it was given.
+
+    One save alone may be of the handler of its next failure, or the given checkpoint by another name. How it began, saves do not show.
+    """
+    attempt, incident, given, saved = state.attempt, state.run.incident, state.attempt.resume, state.attempt.saved_steps
+    if incident is None or incident.attempt >= attempt.number or given is None or given.step is None or given.is_index:
+        return state, ()
+    if saved.lowest is None or saved.highest is None or not given.step + STEPS_APART < saved.lowest < saved.highest:
+        return state, ()
+    return state.with_run(incident=None), (CloseIncident(incident.number, attempt.number, "resolved", saved.highest),)
+
+
 def _accused(state: JobState, known: Beginning | None) -> tuple[Action, ...]:
     """Return the order to keep what this run stepped back from out of use for later runs, too: this attempt trains from another one."""
     run, attempt = state.run, state.attempt
     back = next((failure for failure in reversed(run.failures) if failure.ladder_step == STEP_BACK), None)
-    if known is not None or not has_trained(attempt) or attempt.resume is None or not run.rejected or back is None:
+    if known is not None or not attempt.trains or attempt.resume is None or not run.rejected or back is None:
         return ()
     reason = f"attempt {back.attempt} stepped back from it ({back.cause}), and attempt {attempt.number} trained from {attempt.resume.path}"
     return (AccuseCheckpoints(attempt.number, reason),)

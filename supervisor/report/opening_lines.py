@@ -72,7 +72,7 @@ def oom_text(knob_set: KnobSet, command: Sequence[str], environ: Mapping[str, st
     if size is not None and accum is None and knob_set.batch_drift:
         half = batch.halved_alone(size, 0)
         changed = f"stays as it is: {half}" if isinstance(half, str) else f"{size.value}→{half}, and the global batch with it"
-        return f"{size.how} {changed}; --set restart.batch_drift=false forbids it"
+        return f"{size.how} {changed}; --allow-batch-drift permits it"
     if size is None or accum is None:
         lack = [name for name, knob in (("batch_size", size), ("grad_accum", accum)) if knob is None]
         unknown = " and ".join(_BATCH_WORDS[name] for name in lack)

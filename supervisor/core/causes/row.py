@@ -112,7 +112,7 @@ def line(*alternatives: Hint | str) -> tuple[Hint, ...]:
     return tuple(Hint(alternative) if isinstance(alternative, str) else alternative for alternative in alternatives)
 
 
-#: Before everything else, in every ladder but those of a machine that is being taken away and of a person's Ctrl-C.
+#: First in a ladder. Those of a machine that is taken away, of a person's Ctrl-C and of a training that was over have none.
 GUARDS = ("within_cap", "recurring")
 #: The same, where a change of supervise's own may have led to the failure.
 SUSPECTS = (*GUARDS, "own_change")

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, Generic, NamedTuple, Typ
 
 import msgspec
 
-from checkpointing.io import durable, staging
+from checkpointing.io import durable, staging, typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -67,7 +67,7 @@ class _Row(msgspec.Struct, frozen=True):
     content: msgspec.Raw | msgspec.UnsetType = msgspec.field(name="is", default=msgspec.UNSET)
 
 
-_ROWS: Final = msgspec.json.Decoder(_Row)
+_ROWS: Final = typed.decoder(_Row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +212,8 @@ class RowFile:
         try:
             row = content()
             if isinstance(row, msgspec.Raw):
-                return msgspec.json.decode(row, type=table.kind)
-            return None if row is None else msgspec.convert(row, table.kind)
+                return typed.decoded(row, table.kind)
+            return None if row is None else typed.converted(row, table.kind)
         except KeyError:  # removed meanwhile
             return None
         except (OSError, ValueError) as error:

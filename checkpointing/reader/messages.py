@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from checkpointing.io import typed
 from checkpointing.mirror.source import HeldFile
 from checkpointing.model import Verification
 
@@ -218,14 +219,14 @@ def encode(message: msgspec.Struct) -> str:
 
 def configuration_of(line: str) -> Configure:
     """Return the configuration that is the first line. Raises ValueError for anything else."""
-    return msgspec.convert(json.loads(line), Configure)
+    return typed.converted(json.loads(line), Configure)
 
 
 def command_of(line: str) -> AnyCommand:
     """Return the command of a line. Raises ValueError for anything else (msgspec.ValidationError is one)."""
-    return msgspec.convert(json.loads(line), AnyCommand)  # type: ignore[no-any-return]
+    return typed.converted(json.loads(line), AnyCommand)  # type: ignore[no-any-return]
 
 
 def event_of(line: str) -> AnyEvent:
     """Return the event of a line. Raises ValueError for anything else."""
-    return msgspec.convert(json.loads(line), AnyEvent)  # type: ignore[no-any-return]
+    return typed.converted(json.loads(line), AnyEvent)  # type: ignore[no-any-return]

@@ -12,6 +12,7 @@ import msgspec
 
 from checkpointing import common
 from checkpointing.common import NodeCheckpoint, NodeSave, Proof
+from checkpointing.io import typed
 from checkpointing.select import Selection
 from supervisor.checkpoints import shared_directories
 from supervisor.checkpoints.shared_directories import DirectoryMarker
@@ -158,6 +159,6 @@ def gathered(all_gather: AllGather, number: int, own_row: _Row) -> list[_Row]:
 
 def _row(text: str, kind: type[_Row]) -> _Row:
     try:
-        return msgspec.json.decode(text, type=kind)
+        return typed.decoded(text, kind)
     except msgspec.DecodeError:
-        return msgspec.convert(json.loads(text), kind)
+        return typed.converted(json.loads(text), kind)

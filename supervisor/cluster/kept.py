@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from checkpointing.io import staging
+from checkpointing.io import staging, typed
 from supervisor.cluster.client import CoordinatorAddress
 from supervisor.cluster.model import CoordinatorMemory, NodeMemory
 
@@ -69,7 +69,7 @@ class KeptFile:
     def read(self, kind: type[Any]) -> Any | None:  # noqa: ANN401 (of the kind)
         """Return its content, None where nothing can be read."""
         try:
-            return msgspec.convert(json.loads(self._path.read_bytes()), kind)
+            return typed.converted(json.loads(self._path.read_bytes()), kind)
         except (OSError, ValueError, msgspec.ValidationError):
             return None
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.cluster import wire
 from supervisor.cluster.lines import LineSocket
 from supervisor.cluster.messages import AskNodes, Refusal
@@ -71,7 +72,7 @@ class NodeStanding:
     def read(cls, text: str) -> NodeStanding | None:
         """Return what a beat brought, None where it brought none, or that of a later version."""
         try:
-            return msgspec.json.decode(text, type=cls)
+            return typed.decoded(text, cls)
         except (ValueError, msgspec.DecodeError):
             return None
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.cluster import messages as protocol
 from supervisor.core.model import Evidence, Gpu, Hang, JobDecision
 from supervisor.core.state import Attempt, NodeReport, Run
@@ -36,7 +37,7 @@ def decode_report(text: str) -> NodeReport:
     Facts that only another version knows are left out: a claim or a fact at a time, else a field, or a GPU.
     """
     try:
-        row = msgspec.json.decode(text, type=_Row)
+        row = typed.decoded(text, _Row)
     except (msgspec.DecodeError, UnicodeError, RecursionError):  # a name that is not UTF-8, another version, or no report
         row = _row_of_another_version(text)
     return replace(row.report, attempt=_shifted(row.report.attempt, row.offset_s)) if row.offset_s else row.report
@@ -45,7 +46,7 @@ def decode_report(text: str) -> NodeReport:
 def _row_of_another_version(text: str) -> _Row:
     try:
         fields = json.loads(text)
-        return msgspec.convert({**fields, "report": _understood(fields["report"])}, _Row)
+        return typed.converted({**fields, "report": _understood(fields["report"])}, _Row)
     except (msgspec.ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(f"its report could not be read: {error}") from error
 
@@ -85,12 +86,12 @@ def read_text(output: MemberOutput | protocol.Refusal) -> Any:  # noqa: ANN401  
     """Return what another node wrote, None where there is none. Raises ValueError, TypeError or LookupError where it cannot be read."""
     match output:
         case protocol.ActOn(_, decision, _) | protocol.ClosedWithoutUs(_, decision) if decision.text:
-            return msgspec.convert(json.loads(decision.text), JobDecision)
+            return typed.converted(json.loads(decision.text), JobDecision)
         case protocol.Looked(_, text):
-            return msgspec.json.decode(text, type=HangNews)
+            return typed.decoded(text, HangNews)
         case protocol.Peer(_, _, text):
             row = json.loads(text)
-            return str(row["text"]), msgspec.convert(row["first_step"], int | None), msgspec.convert(row["loaded_step"], int | None)
+            return str(row["text"]), typed.converted(row["first_step"], int | None), typed.converted(row["loaded_step"], int | None)
         case _:
             return None
 
@@ -116,7 +117,7 @@ def _facts(rows: list[Any]) -> Iterator[Any]:
 
 def _is_valid(row: object, kind: type) -> bool:
     try:
-        msgspec.convert(row, kind)
+        typed.converted(row, kind)
     except msgspec.ValidationError:
         return False
     return True

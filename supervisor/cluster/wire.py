@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.cluster.lines import PIECE, in_lines
 from supervisor.cluster.messages import FromTheCoordinator, Gone, KnownNodes, Refusal, ToCoordinator
 from supervisor.version import __version__
@@ -84,11 +85,11 @@ def to_reader(message: bytes) -> KnownNodes | Refusal:
 
 def _decoded(message: bytes, kinds: Any) -> Any:  # noqa: ANN401  a union of types, and one of them
     try:
-        return msgspec.json.decode(message, type=kinds)
+        return typed.decoded(message, kinds)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         pass  # msgspec refuses lone surrogates, which are in a name that is not UTF-8
     try:
         fields = json.loads(message)
     except (ValueError, RecursionError) as error:
         raise msgspec.DecodeError(f"no message of the nodes' protocol: {error!r}") from error
-    return msgspec.convert(fields, kinds)
+    return typed.converted(fields, kinds)

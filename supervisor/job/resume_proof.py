@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from checkpointing.io import durable, staging
+from checkpointing.io import durable, staging, typed
 from supervisor.core.values import Struct
 from supervisor.job.local_time import day_text
 from supervisor.knobs import bindings, programs
@@ -91,7 +91,7 @@ def remove(state: Path) -> None:
 def read(state: Path) -> ResumeProof | None:
     """Return the job's proof; None where there is none, or it cannot be read, or another version wrote it."""
     try:
-        proof = msgspec.json.decode(durable.read(str(state / FILE_NAME), _MOST_BYTES), type=ResumeProof)
+        proof = typed.decoded(durable.read(str(state / FILE_NAME), _MOST_BYTES), ResumeProof)
     except (OSError, ValueError, RecursionError):
         return None
     return proof if proof.version == _VERSION else None

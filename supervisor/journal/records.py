@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from checkpointing.io import durable
+from checkpointing.io import durable, typed
 from supervisor.core import actions, events
 from supervisor.core.units import timestamp
 from supervisor.core.values import Struct, field, replace
@@ -188,8 +188,8 @@ class _Envelope(Struct, frozen=True):
     wall: str = ""
 
 
-_ENVELOPE = msgspec.json.Decoder(_Envelope)
-_BODIES: dict[str, msgspec.json.Decoder[Any]] = {kind: msgspec.json.Decoder(cls) for kind, cls in KINDS.items()}
+_ENVELOPE = typed.decoder(_Envelope)
+_BODIES: dict[str, msgspec.json.Decoder[Any]] = {kind: typed.decoder(cls) for kind, cls in KINDS.items()}
 
 
 def to_json(value: object) -> bytes:
@@ -218,12 +218,12 @@ def event_taken(  # noqa: PLR0913 (a record's fields)
 
 def event_of(taken: EventTaken) -> Event:
     """Return the event again. Raises KeyError for a name, and msgspec.ValidationError for fields, that this supervise does not know."""
-    return msgspec.convert(taken.data, type=EVENTS[taken.event])
+    return typed.converted(taken.data, EVENTS[taken.event])
 
 
 def action_of(name: str, data: dict[str, Any]) -> Action:
     """Return an action again. Raises as `event_of` does."""
-    return msgspec.convert(data, type=ACTIONS[name])
+    return typed.converted(data, ACTIONS[name])
 
 
 def encode(seq: int, t: float, wall_s: float, body: Body) -> bytes:
@@ -290,7 +290,7 @@ def _body(kind: str, values: dict[str, Any]) -> Body:
     if kind == "view":
         view, lists = (msgspec.Raw(json.dumps(values[name]).encode("ascii")) for name in ("view", "lists"))
         return ViewTaken(int(values["version"]), int(values["before"]), bool(values["full"]), view, lists)
-    return msgspec.convert(values, type=KINDS[kind])
+    return typed.converted(values, KINDS[kind])
 
 
 class JournalPosition(Struct):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.agent.messages import (
     MESSAGES,
     Admit,
@@ -462,7 +463,7 @@ def decode(line: bytes) -> AgentMessage:
         kind = MESSAGES[row.pop("ev")]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise msgspec.DecodeError(f"no message: {error!r}") from error
-    return msgspec.convert(row, kind)
+    return typed.converted(row, kind)
 
 
 def exception_line(traceback: str) -> str:

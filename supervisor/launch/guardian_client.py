@@ -18,8 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from checkpointing.io import typed
 from supervisor.errors import ExitCode, SuperviseError
 from supervisor.guardian import ownership, protocol
 from supervisor.guardian.libc import become_subreaper
@@ -252,7 +251,7 @@ class GuardianClient:
                 return
             event, fds = received
             protocol.close(fds)
-            self._take(msgspec.convert(event, EVENTS[event["ev"]]))
+            self._take(typed.converted(event, EVENTS[event["ev"]]))
 
     def _link_ended(self) -> None:
         with self._sending:

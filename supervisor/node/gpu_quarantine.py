@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from checkpointing.io import durable
+from checkpointing.io import durable, typed
 from supervisor.classify import redact
 from supervisor.core.values import Struct, asdict
 from supervisor.job import identity
@@ -173,7 +173,7 @@ def is_well_again(entry: QuarantinedGpu, now: Readings, boot: str) -> bool:
 
 def _entry(row: dict[str, Any]) -> QuarantinedGpu | None:
     try:
-        entry = msgspec.convert(row, QuarantinedGpu)
+        entry = typed.converted(row, QuarantinedGpu)
     except msgspec.ValidationError:
         return None
     return entry if entry.name else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.core.model import Launcher
 from supervisor.core.state import Stage
 from supervisor.core.units import bytes_text
@@ -292,7 +293,7 @@ def importing_ranks(directory: Path, count: int) -> list[ImportingRank] | None:
     importing = []
     for local_rank in range(count):
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-            record = msgspec.json.decode((directory / f"imports-{local_rank}.json").read_bytes(), type=RecordedImports)
+            record = typed.decoded((directory / f"imports-{local_rank}.json").read_bytes(), RecordedImports)
             beat = beats[local_rank]
             trains = beat.steps > 0 or beat.rounds
             importing.append(ImportingRank(beat.pid, command_line(beat.pid), record.refused, trains or beat.imported, trains))

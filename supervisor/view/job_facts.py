@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.core import actions as act
 from supervisor.core.model import CheckpointRef, Failure, Finding, Gpu, Hang, Policy, Progress, RankInfo, RankMemory
 from supervisor.core.state import JobState, Stage
@@ -36,7 +37,7 @@ _DIED = "supervise died while this attempt ran"
 
 def state_of(values: dict[str, Any]) -> JobState:
     """Convert the fields of a state from JSON. Raises msgspec.ValidationError where one does not fit."""
-    return msgspec.convert(values, JobState)
+    return typed.converted(values, JobState)
 
 
 class JournalFault(Struct, frozen=True, omit_defaults=True):
@@ -165,7 +166,7 @@ class JobFacts(Struct, omit_defaults=True):
         attempt = (self.values or {}).get("attempt")
         if self.are_ranks_there and isinstance(attempt, dict):
             with suppress(msgspec.ValidationError):
-                return msgspec.convert(attempt.get("ranks", ()), tuple[RankInfo, ...])
+                return typed.converted(attempt.get("ranks", ()), tuple[RankInfo, ...])
         return ()
 
     @property
@@ -179,14 +180,14 @@ class JobFacts(Struct, omit_defaults=True):
         """The rules of the run, as JobState.run.policy."""
         run = (self.values or {}).get("run")
         with suppress(msgspec.ValidationError):
-            return msgspec.convert(run.get("policy", {}) if isinstance(run, dict) else {}, Policy)
+            return typed.converted(run.get("policy", {}) if isinstance(run, dict) else {}, Policy)
         return Policy()
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The newest failures of the run, as JobState.run.failures."""
         with suppress(msgspec.ValidationError):
-            return msgspec.convert(self._of_run("failures", ()), tuple[Failure, ...])
+            return typed.converted(self._of_run("failures", ()), tuple[Failure, ...])
         return ()
 
     @property

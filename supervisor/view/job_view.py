@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.core import actions as act
 from supervisor.core import events
 from supervisor.core.model import CheckpointRef, Finding, Progress
@@ -138,7 +139,7 @@ class JobView(JobFacts, omit_defaults=True):
             self.standbys = note
         elif note.name == START_TIMES:
             with suppress(msgspec.ValidationError):
-                self._take_start(msgspec.convert(note.data, StartTimes))
+                self._take_start(typed.converted(note.data, StartTimes))
 
     def _take_start(self, start: StartTimes) -> None:
         """Take where the time of a start went."""
@@ -210,7 +211,7 @@ class JobView(JobFacts, omit_defaults=True):
         fields: dict[str, Any] = attempt if isinstance(attempt, dict) else {}
         if "warnings" in fields or taken.whole:
             with suppress(msgspec.ValidationError):
-                self.warnings_by_key = msgspec.convert(fields.get("warnings", ()), tuple[tuple[str, str], ...])
+                self.warnings_by_key = typed.converted(fields.get("warnings", ()), tuple[tuple[str, str], ...])
                 self.warned_attempt = taken.attempt
         if members := fields.get("members"):
             self.meetings[taken.attempt], self.me = tuple(map(str, members)), str(fields.get("me", self.me))

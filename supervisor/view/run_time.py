@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.core.model import BEFORE_FIRST_STEP, Phase
 from supervisor.core.state import Stage
 from supervisor.core.values import Struct, field, replace
@@ -128,7 +129,7 @@ class RunTime(Struct, omit_defaults=True):
             self.run.saves.append(SaveMark(t, self.attempt, step, is_mirrored=True))
         elif note.name == START_TIMES:
             with suppress(msgspec.ValidationError):
-                start = msgspec.convert(note.data, StartTimes)
+                start = typed.converted(note.data, StartTimes)
                 failed_t, incident = self.failures.get(start.attempt - 1, (0.0, 0))
                 if start.after == "failure" and failed_t:
                     self._unnoticed(failed_t - start.parts.get("detect", 0.0), failed_t, incident)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.core.values import Struct, field, replace
 from supervisor.journal.records import ViewTaken, to_json
 from supervisor.journal.state_json import changes_of, copied, lean, merge
@@ -70,7 +71,7 @@ class ViewLists(Struct, frozen=True, omit_defaults=True):
     opened: Addition[int] = Addition()
 
 
-_VIEW, _LISTS = msgspec.json.Decoder(JobView), msgspec.json.Decoder(ViewLists)
+_VIEW, _LISTS = typed.decoder(JobView), typed.decoder(ViewLists)
 _SPANS = frozenset({"spans", "unproven"})
 
 
@@ -216,6 +217,6 @@ def parts_of(taken: ViewTaken) -> tuple[JobView, ViewLists] | None:
         try:
             return _VIEW.decode(taken.view), _LISTS.decode(taken.lists)
         except (UnicodeDecodeError, msgspec.DecodeError):  # it refuses the escapes of lone surrogates
-            return msgspec.convert(json.loads(bytes(taken.view)), JobView), msgspec.convert(json.loads(bytes(taken.lists)), ViewLists)
+            return typed.converted(json.loads(bytes(taken.view)), JobView), typed.converted(json.loads(bytes(taken.lists)), ViewLists)
     except (ValueError, RecursionError, msgspec.ValidationError):
         return None

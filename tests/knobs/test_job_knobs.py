@@ -347,9 +347,7 @@ def test_the_line_at_start_names_the_enabled_knobs(tmp_path: Path, declared: tup
 
 def test_the_line_at_start_says_what_batch_drift_permits_without_an_accumulation(tmp_path: Path) -> None:
     job_knobs = replace(find(tmp_path, "python train.py --bs 5 --one 1", "batch_size=--bs"), batch_drift=True)
-    assert opening_lines(job_knobs, (), {}) == [
-        "on CUDA OOM: --bs 5→2, and the global batch with it; --allow-batch-drift permits it"
-    ]
+    assert opening_lines(job_knobs, (), {}) == ["on CUDA OOM: --bs 5→2, and the global batch with it; --allow-batch-drift permits it"]
     least = replace(find(tmp_path, "python train.py --one 1", "batch_size=--one"), batch_drift=True)
     (line,) = opening_lines(least, (), {})
     assert line.startswith("on CUDA OOM: --one stays as it is: the micro-batch is 1 already")

@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from checkpointing.io import typed
 from checkpointing.reader.messages import encode
 from supervisor.checkpoints.discovery import record
 from supervisor.checkpoints.mirror.restore_permission import refusal
@@ -152,7 +153,7 @@ def _ask(
             answer: RestoreAnswer | None = None
             reported = time.monotonic()
             for line in process.stdout:
-                event: RestoreEvent = msgspec.convert(json.loads(line), RestoreEvent)
+                event: RestoreEvent = typed.converted(json.loads(line), RestoreEvent)
                 if isinstance(event, RestoreLine):
                     say(clean(event.text))
                 elif isinstance(event, MirrorManifest):
@@ -207,7 +208,7 @@ def main() -> int:
         restoring.PathNotPermitted: "elsewhere",
         restoring.NoSpace: "no_space",
     }
-    order = msgspec.convert(json.load(sys.stdin), RestoreOrder)
+    order = typed.converted(json.load(sys.stdin), RestoreOrder)
     try:
         options = S3Options(**order.s3, read_timeout_s=_READ_TIMEOUT_S)
         backends = [open_backend(url, options) for url in order.mirrors]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from checkpointing.io import typed
 from supervisor.core.model import Phase
 from supervisor.core.values import Struct, replace
 from supervisor.observe.hangs.diagnosis import ComparedRank, compared
@@ -110,7 +111,7 @@ def text_without(number: int, problem: str, life: str = "") -> str:
 def read(text: str) -> NodeLook:
     """Return what a node sent, its ranks in order, each with its group and its stack. Raises ValueError where it cannot be read."""
     try:
-        look = msgspec.json.decode(text, type=NodeLook)
+        look = typed.decoded(text, NodeLook)
         groups = [
             replace(group, ranks=tuple(itertools.chain.from_iterable(_numbers(run) for run in runs)))
             for group, runs in zip(look.groups, look.members, strict=True)

@@ -18,6 +18,8 @@ from tests.agent.stores import another_client
 from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch.distributed import Store
 
 DEADLINE_S = 60.0
@@ -38,6 +40,23 @@ def as_the_agent_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
 
 
+#: Those of the present test.
+NODES: list[DynamicNode] = []
+
+
+@pytest.fixture(autouse=True)
+def no_node_outlives_its_store(store: Store) -> Iterator[Store]:
+    """Torch's handler beats in a thread of its own, for ever: without its store it writes warnings into the output of later tests."""
+    NODES.clear()
+    yield store
+    for node in NODES:
+        node.handler.shutdown()
+    threads = [thread for node in NODES for thread in node.threads]
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 class DynamicNode:
     """A node in torch's own dynamic rendezvous, of 2 to `most` nodes, that would wait ten minutes for more, and for one that is dead."""
 
@@ -54,11 +73,14 @@ class DynamicNode:
         assert ops is not None
         self.ops = ops
         self.outcomes: queue.SimpleQueue[int | Exception] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        NODES.append(self)
 
     def meets(self, returning: int = 0, *, joining: int = 0, least_nodes: int = 0, behind: timedelta = timedelta()) -> None:
         """Go to the next round, with a clock that is behind; its number of nodes is in `outcomes`."""
         self.ops.returning, self.ops.joining, self.ops.least_nodes = returning, joining, least_nodes
-        threading.Thread(target=self._meet, args=(behind,), daemon=True).start()
+        self.threads.append(threading.Thread(target=self._meet, args=(behind,), daemon=True))
+        self.threads[-1].start()
 
     def has_spare(self) -> bool:
         """Whether torch knows of a node beyond its greatest number."""

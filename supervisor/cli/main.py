@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SEPARATOR = "--"
-#: What Python itself says.
+#: The message of Python itself.
 _NO_THREAD = "can't start new thread"
 
 

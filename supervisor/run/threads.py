@@ -77,7 +77,10 @@ def attempted(work: Callable[[], None], deadline_s: float) -> str:
 
 
 def start_soon(loop: Loop, name: str, work: Callable[[], object], warn: Callable[[str], None], *, tries: int = 1) -> None:
-    """Do `work` in a thread, which is started later where none can be had now: `warn` is told once if that lasts. On the loop's thread."""
+    """Do `work` in a thread, which is started later where none can be had now. On the loop's thread.
+
+    warn: called once if that lasts.
+    """
     try:
         threading.Thread(target=work, name=name, daemon=True).start()
     except RuntimeError:

@@ -96,7 +96,7 @@ class Upkeep:
         self._beat(now)
         if now >= self._next_refresh and not (self._renewing is not None and self._renewing.is_alive()):
             self._next_refresh = now + LEASE_REFRESH_S
-            # not of `threads`: what it cannot start now is started by the loop, and a directory that hangs holds up the caller
+            # not by `threads`, which needs the loop to try again; and in a thread, because a directory may hang
             self._renewing = threading.Thread(target=self._refresh_lock, name="lease", daemon=True)
             with contextlib.suppress(RuntimeError):
                 self._renewing.start()

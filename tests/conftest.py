@@ -45,6 +45,8 @@ _ORDINARY = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGQUIT: signal.SIG_DFL,
     signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGUSR1: signal.SIG_DFL,
+    signal.SIGUSR2: signal.SIG_DFL,
 }
 #: Tests here wait for whole jobs; what they cost beside a test of one process. A slow test counts as a part of a minute, and one with a
 #: time limit of its own as a part of that.
@@ -99,6 +101,16 @@ def _turned(root: Path, folders: list[str], worker: dict[str, Any]) -> list[str]
     number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     first = len(below) * number // count
     return below[first:] + below[:first]
+
+
+@pytest.fixture(autouse=True)
+def the_signals_of_before() -> Iterator[None]:
+    """Give back each signal that a test took in this process: a supervise of a later test would inherit what is ignored, and obey that."""
+    before = {signum: signal.getsignal(signum) for signum in _ORDINARY}
+    yield
+    for signum, handler in before.items():
+        if signal.getsignal(signum) is not handler:
+            signal.signal(signum, handler)
 
 
 @pytest.fixture(autouse=True)

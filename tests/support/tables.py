@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 #: What a test may take beside its rows: each row gets its own directory and its own patches.
 _FOR_EACH_ROW = frozenset({"tmp_path", "monkeypatch"})
 #: What pytest sets up around such a test.
-_AROUND = frozenset({"request", "tmp_path_factory", "the_machine_s_own_proc"})
+_AROUND = frozenset({"request", "tmp_path_factory", "the_machine_s_own_proc", "the_signals_of_before"})
 #: How many rows that fail are shown with their tracebacks; the others have one line.
 _SHOWN = 10
 #: How pytest-timeout's message begins. Its timer runs once, so no other row may be begun.
